@@ -1,0 +1,218 @@
+"""The plan: every path and digest of a build, from a configuration and its lock alone, without a checkpoint.
+
+A path names everything its bytes depend on and nothing else; see ``docs/identity.md``.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from molmo2_iree.config import Config, Target
+from molmo2_iree.errors import ConfigError
+from molmo2_iree.identity import digest, flatten, source_digest
+from molmo2_iree.lock import Lock, read_lock
+from molmo2_iree.stages import STAGE_ABI, Program, programs, tap_programs
+
+ARTIFACTS = PurePosixPath("artifacts")
+ARCHIVES = ("vision", "text")
+CONVERTING_SOURCE = (
+    "build/archive.py",
+    "build/convert.py",
+    "build/tensors.py",
+    "model/parameters.py",
+    "model/rotation.py",
+)
+TRACED_SOURCE = ("architecture.py", "stages.py", "model", "build/trace.py")
+REFERENCE_SOURCE = (
+    "parity/cases.py",
+    "parity/reference.py",
+    "parity/specification.py",
+    "parity/native.py",
+    "preprocess",
+)
+WEIGHT_SUFFIX = ".safetensors"
+PROCESSOR_FILES = (
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "video_preprocessor_config.json",
+)
+"""Small files of a checkpoint that a bundle carries; the runtime reads them and nothing else of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Paths are relative to the project's root."""
+
+    config: Config
+    lock: Lock
+
+    # --- digests ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """12 hex: the lock's files, storage dtype and the converting source."""
+        return digest(
+            {
+                "repository": self.lock.source.model_dump(mode="json"),
+                "revision": self.lock.revision,
+                "files": {name: file.model_dump() for name, file in self.lock.files.items()},
+                "storage": self.config.weights.storage,
+                "source": source_digest(CONVERTING_SOURCE),
+            },
+            12,
+        )
+
+    @cached_property
+    def identity(self) -> str:
+        """12 hex: everything a program's text depends on besides its own stage and bucket."""
+        return digest(
+            {
+                "architecture": self.lock.architecture.model_dump(mode="json"),
+                "weights": self.weights_digest,
+                "cache": self.config.cache.model_dump(mode="json"),
+                "abi": STAGE_ABI,
+                "mask_policy": self.lock.mask_policy,
+                "toolchain": self.config.toolchain.model_dump(),
+                "source": source_digest(TRACED_SOURCE),
+            },
+            12,
+        )
+
+    def target(self, name: str) -> Target:
+        """A target by name."""
+        return self.config.known_targets[name]
+
+    def target_tag(self, name: str) -> str:
+        """``{target}-{digest8}``: the digest covers triple, level, flags and compiler."""
+        target = self.target(name)
+        fields = {"triple": target.triple, "cpu": target.cpu, "flags": target.flags, "iree": self.config.toolchain.iree}
+        return f"{name}-{digest(fields, 8)}"
+
+    def compatibility(self, target: str) -> dict[str, Any]:
+        """Every field a runtime compares, flat; values are data only."""
+        chosen = self.target(target)
+        return flatten(
+            {
+                "abi": STAGE_ABI,
+                "architecture": self.lock.architecture.model_dump(mode="json"),
+                "buckets": self.config.buckets.model_dump(mode="json"),
+                "cache": self.config.cache.model_dump(mode="json"),
+                "checkpoint": {"name": self.lock.name, "revision": self.lock.revision},
+                "files": {name: self.lock.files[name].sha256 for name in self.processor_files},
+                "identity": self.identity,
+                "mask_policy": self.lock.mask_policy,
+                "storage": self.config.weights.storage,
+                "target": {"name": target, "triple": chosen.triple, "cpu": chosen.cpu, "flags": list(chosen.flags)},
+                "toolchain": self.config.toolchain.model_dump(),
+                "weights": self.weights_digest,
+            }
+        )
+
+    # --- what is built ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """Production programs, in stage order."""
+        return list(programs(self.config.buckets.model_dump()))
+
+    @cached_property
+    def tap_programs(self) -> list[Program]:
+        """Diagnostic programs of targets whose gates run here."""
+        return list(tap_programs(self.config.buckets.model_dump()))
+
+    @property
+    def processor_files(self) -> list[str]:
+        """The small files this checkpoint has."""
+        return [name for name in PROCESSOR_FILES if name in self.lock.files]
+
+    @property
+    def gated_targets(self) -> list[str]:
+        """Selected targets whose gates run on this kind of machine."""
+        return [name for name in self.config.targets if self.target(name).gates_on == "cpu"]
+
+    # --- paths -----------------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The fetched files' folder."""
+        return Path(ARTIFACTS / "checkpoints" / self.lock.folder)
+
+    @property
+    def weights_folder(self) -> Path:
+        """The converted archives' folder."""
+        return Path(ARTIFACTS / "weights" / self.weights_digest)
+
+    @property
+    def identity_folder(self) -> Path:
+        """The programs' and targets' folder."""
+        return Path(ARTIFACTS / self.identity)
+
+    def program_path(self, program: Program) -> Path:
+        """A program's text."""
+        return self.identity_folder / "programs" / f"{program.name}.mlir"
+
+    def target_folder(self, target: str) -> Path:
+        """Modules, records and bundle of one target."""
+        return self.identity_folder / self.target_tag(target)
+
+    def module_path(self, target: str, program: Program) -> Path:
+        """A compiled module."""
+        return self.target_folder(target) / f"{program.name}.vmfb"
+
+    def bundle_folder(self, target: str) -> Path:
+        """The bundle; its manifest's presence means it is complete."""
+        return self.target_folder(target) / f"bundle-{digest(self.compatibility(target), 12)}"
+
+    @property
+    def reference_folder(self) -> Path:
+        """Reference outputs: they depend on the checkpoint, the cases and the references' source, on no build of ours."""
+        fields = {
+            "files": {name: file.model_dump() for name, file in self.lock.files.items()},
+            "mask_policy": self.lock.mask_policy,
+            "greedy_tokens": self.config.gates.greedy_tokens,
+            "source": source_digest(REFERENCE_SOURCE),
+        }
+        return Path(ARTIFACTS / "references" / digest(fields, 12))
+
+    def record_path(self, target: str, gate: str) -> Path:
+        """A measured record: it belongs to one bundle, one measuring source and one set of references."""
+        return self.bundle_records(target) / f"{gate}.json"
+
+    def bundle_records(self, target: str) -> Path:
+        """The folder of a bundle's records."""
+        compat = self.bundle_folder(target).name.removeprefix("bundle-")
+        measuring = digest([source_digest(("parity", "preprocess", "runtime")), str(self.reference_folder)], 8)
+        return self.target_folder(target) / "records" / f"{compat}-{measuring}"
+
+    @property
+    def gates(self) -> list[str]:
+        """``{reference}-{case}`` for every pair."""
+        return [f"{reference}-{case}" for reference in self.config.gates.references for case in self.config.gates.cases]
+
+
+def make_plan(config: Config) -> Plan:
+    """Read the lock and check sizes against the architecture; ConfigError names the bucket that cannot be."""
+    lock = read_lock(Path(config.checkpoint))
+    processor, text = lock.architecture.processor, lock.architecture.text
+    most = processor.max_crops + 1
+    crops = config.buckets.crops
+    if crops[0] < 2 or crops[-1] != most:
+        raise ConfigError(
+            "buckets.crops",
+            got=list(crops),
+            expected=f"sizes from 2 up to exactly {most}, the most crops an image of this checkpoint has",
+            fix=f"end the list with {most}",
+        )
+    if config.cache.context > text.max_positions:
+        raise ConfigError(
+            "cache.context",
+            got=config.cache.context,
+            expected=f"at most {text.max_positions} positions",
+            fix="lower it",
+        )
+    return Plan(config, lock)
