@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from molmo2_iree.architecture import Frozen
 from molmo2_iree.errors import ConfigError
+from molmo2_iree.files import write_whole
 from molmo2_iree.stages import CacheLayout
 
 Size = Annotated[int, Field(ge=1)]
@@ -159,10 +160,7 @@ def write_resolved(config: Config, folder: Path, name: str) -> Path:
     """Write the configuration as canonical JSON under its digest, once, by rename; jobs of a workflow read that file."""
     path = folder / f"{name}.json"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{name}.tmp"
-        temporary.write_text(json.dumps(config.model_dump(mode="json"), sort_keys=True, indent=1), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(config.model_dump(mode="json"), sort_keys=True, indent=1))
     return path
 
 

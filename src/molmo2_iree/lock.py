@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from molmo2_iree.architecture import Architecture, Frozen
 from molmo2_iree.errors import CheckpointError
+from molmo2_iree.files import write_whole
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -111,10 +112,7 @@ def read_lock(path: Path) -> Lock:
 def write_lock(lock: Lock, path: Path) -> None:
     """Write the lock as YAML by rename."""
     text = yaml.safe_dump(lock.model_dump(mode="json"), sort_keys=False, width=120)
-    temporary = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, text)
 
 
 def content_revision(files: dict[str, LockedFile]) -> str:
