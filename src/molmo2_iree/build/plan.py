@@ -6,13 +6,16 @@ A path names everything its bytes depend on and nothing else; see ``docs/identit
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from molmo2_iree.config import Config, Target
 from molmo2_iree.errors import ConfigError
 from molmo2_iree.identity import digest, flatten, source_digest
 from molmo2_iree.lock import Lock, read_lock
 from molmo2_iree.stages import STAGE_ABI, Program, programs, tap_programs
+
+if TYPE_CHECKING:
+    from molmo2_iree.model.programs import Model
 
 ARTIFACTS = PurePosixPath("artifacts")
 ARCHIVES = ("vision", "text")
@@ -55,10 +58,9 @@ class Plan:
 
     @cached_property
     def weights_digest(self) -> str:
-        """12 hex: the lock's files, storage dtype and the converting source."""
+        """12 hex: the lock's revision and files, storage dtype and the converting source; not where the files came from."""
         return digest(
             {
-                "repository": self.lock.source.model_dump(mode="json"),
                 "revision": self.lock.revision,
                 "files": {name: file.model_dump() for name, file in self.lock.files.items()},
                 "storage": self.config.weights.storage,
@@ -113,6 +115,17 @@ class Plan:
             }
         )
 
+    def model(self) -> "Model":
+        """What a traced program depends on besides its own name."""
+        from molmo2_iree.model.programs import Model
+
+        return Model(
+            architecture=self.lock.architecture,
+            cache=self.config.cache.layout(),
+            storage=self.config.weights.storage,
+            causal_image=self.lock.mask_policy == "causal",
+        )
+
     # --- what is built ---------------------------------------------------------------------------------------------
 
     @cached_property
@@ -124,6 +137,15 @@ class Plan:
     def tap_programs(self) -> list[Program]:
         """Diagnostic programs of targets whose gates run here."""
         return list(tap_programs(self.config.buckets.model_dump()))
+
+    def program(self, name: str) -> Program:
+        """A planned program by name."""
+        planned = {program.name: program for program in (*self.programs, *self.tap_programs)}
+        if name not in planned:
+            raise ConfigError(
+                "program", got=name, expected=f"one of {', '.join(planned)}", fix="add the bucket to the configuration"
+            )
+        return planned[name]
 
     @property
     def processor_files(self) -> list[str]:
@@ -151,6 +173,11 @@ class Plan:
     def identity_folder(self) -> Path:
         """The programs' and targets' folder."""
         return Path(ARTIFACTS / self.identity)
+
+    @property
+    def module_cache(self) -> Path:
+        """Compiled modules by content, shared by every identity."""
+        return Path(ARTIFACTS / "cache" / "modules")
 
     def program_path(self, program: Program) -> Path:
         """A program's text."""

@@ -1,0 +1,63 @@
+"""The whole build: config -> lock -> fetch -> convert -> trace -> compile -> bundle -> measure -> judge."""
+
+from snakemake.utils import min_version
+
+min_version("9.25")
+
+
+configfile: "config/targets.yaml"
+configfile: "config/tolerances.yaml"
+configfile: "config/default.yaml"
+
+
+container: "docker://python:3.11-slim"
+
+
+include: "rules/common.smk"
+
+
+localrules:
+    all,
+    bundles,
+    gates,
+    programs,
+
+
+rule all:
+    default_target: True
+    input:
+        WORKFLOW.bundles(),
+        WORKFLOW.verdicts(),
+
+
+rule bundles:
+    input:
+        WORKFLOW.bundles(),
+
+
+rule gates:
+    input:
+        WORKFLOW.verdicts(),
+
+
+rule programs:
+    input:
+        WORKFLOW.programs(),
+
+
+include: "rules/checkpoint.smk"
+include: "rules/weights.smk"
+include: "rules/programs.smk"
+include: "rules/modules.smk"
+include: "rules/gates.smk"
+
+
+for target in WORKFLOW.targets:
+
+    rule:
+        name:
+            target
+        input:
+            WORKFLOW.bundles(target),
+            WORKFLOW.verdicts(target),
+        localrule: True

@@ -1,0 +1,11 @@
+rule trace:
+    output:
+        f"{WORKFLOW.identity_folder}/programs/{{program}}.mlir",
+    log:
+        f"{WORKFLOW.identity_folder}/logs/programs/{{program}}.log",
+    benchmark:
+        f"{WORKFLOW.identity_folder}/benchmarks/programs/{{program}}.tsv"
+    resources:
+        mem_mb=1500,
+    shell:
+        "molmo2 trace {wildcards.program} --config {WORKFLOW.config} --output {output} 2> {log}"

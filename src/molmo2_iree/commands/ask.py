@@ -1,0 +1,81 @@
+"""``molmo2 ask``: one question, any number of pictures, the answer streamed to the terminal."""
+
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile
+from molmo2_iree.errors import BundleError
+
+if TYPE_CHECKING:
+    from molmo2_iree.runtime.generate import Timings
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    image: Annotated[list[str] | None, typer.Option("--image", help="A picture; may be repeated.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="A bundle's folder.", show_default="the one --config builds")
+    ] = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 64,
+    timings: Annotated[bool, typer.Option("--timings", help="Print the time of each step afterwards.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash the weights even if they look unchanged.")] = False,
+) -> None:
+    """Answer a question about pictures, or without any.
+
+    Example: molmo2 ask --image examples/cat.jpg "What is in the picture?"
+    """
+    began = time.perf_counter()
+    from molmo2_iree.preprocess.prompt import messages_for
+    from molmo2_iree.preprocess.tokenizer import TextStream
+    from molmo2_iree.runtime.generate import Timings, generate
+    from molmo2_iree.runtime.model import load
+
+    spent = Timings()
+    folder, expected = (bundle, None) if bundle else built_bundle(config)
+    model = load(folder, expected, verify_all=verify)
+    spent.add("load", began)
+    started = time.perf_counter()
+    pictures = [Path(path) for path in image or ()]
+    payload = model.prepare(messages_for(question, len(pictures)), pictures)
+    spent.add("prepare", started)
+    stream = TextStream(model.processor.tokenizer)
+    for count, token in enumerate(generate(model, payload, max_tokens, spent)):
+        if not count:
+            spent.add("first token", began)
+        sys.stdout.write(stream.push(token))
+        sys.stdout.flush()
+    sys.stdout.write(stream.flush() + "\n")
+    if timings:
+        _report(spent, len(payload.ids))
+
+
+def built_bundle(config: Path) -> tuple[Path, dict[str, Any]]:
+    """The bundle that a configuration builds for this machine, and the fields it must have."""
+    from molmo2_iree.commands.build import read_plan
+
+    plan = read_plan(config)
+    machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    fitting = [name for name in plan.config.targets if plan.target(name).triple.startswith(f"{machine}-")]
+    if not fitting:
+        raise BundleError(
+            f"{config}, targets",
+            got=list(plan.config.targets),
+            expected=f"a target for {machine}",
+            fix="add one, or pass --bundle FOLDER",
+        )
+    return plan.bundle_folder(fitting[0]), plan.compatibility(fitting[0])
+
+
+def _report(spent: "Timings", prompt: int) -> None:
+    for step, seconds in spent.steps.items():
+        sys.stderr.write(f"{step:12} {seconds * 1000:9.1f} ms\n")
+    if spent.decode:
+        each = sum(spent.decode) / len(spent.decode)
+        sys.stderr.write(f"{'decode':12} {each * 1000:9.1f} ms a token, {len(spent.decode)} tokens\n")
+    sys.stderr.write(f"{'prompt':12} {prompt:9} tokens\n")

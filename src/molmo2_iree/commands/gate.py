@@ -1,0 +1,45 @@
+"""Verbs of the gates: thin fronts of ``molmo2_iree.parity``; snakemake calls them with a resolved configuration."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from molmo2_iree.commands.build import read_plan, say
+from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile, Output, TargetName
+
+Gate = Annotated[str, typer.Argument(help="{reference}-{case}, such as native-photo.")]
+
+
+def reference(gate: Gate, output: Output, config: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Compute what a reference says about a case."""
+    from molmo2_iree.parity.reference import write_reference
+
+    write_reference(read_plan(config), gate, output)
+    say(f"wrote {output}")
+
+
+def measure(
+    gate: Gate,
+    target: TargetName,
+    reference: Annotated[Path, typer.Option(help="The reference's outputs.")],
+    output: Output,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Run the modules on a case and record their differences from a reference; never fails on a number."""
+    from molmo2_iree.parity.measure import write_record
+
+    record = write_record(read_plan(config), target, gate, reference, output)
+    say(f"measured {gate} on {target}: {len(record['comparisons'])} comparisons")
+
+
+def judge(
+    record: Annotated[Path, typer.Argument(help="A measured record.")],
+    output: Output,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Hold a record against the tolerances; fails at the first divergent stage and names it."""
+    from molmo2_iree.parity.judge import write_verdict
+
+    plan = read_plan(config)
+    say(write_verdict(record, output, plan.config.tolerances[plan.config.weights.storage]))

@@ -1,0 +1,177 @@
+"""Run a bundle on a case and record its differences from a reference, stage by stage in the order of the line.
+
+Production modules are compared at the bucket the runtime chooses; diagnostic modules show what lies between. Nothing
+here fails on a number: a record is evidence, ``judge`` decides.
+"""
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from molmo2_iree.build.plan import Plan
+from molmo2_iree.files import write_whole
+from molmo2_iree.parity.cases import Case
+from molmo2_iree.parity.compare import compare
+from molmo2_iree.parity.reference import read_reference, split_gate
+from molmo2_iree.preprocess.payload import Payload
+from molmo2_iree.runtime.device import to_host
+from molmo2_iree.runtime.model import Cache, Model, load
+from molmo2_iree.stages import Program, dimensions, tap_names
+
+SCHEMA = 1
+EXTENDED = 12
+"""Greedy tokens appended in one piece to check the extend stage."""
+
+Arrays = dict[str, np.ndarray]
+
+
+def write_record(plan: Plan, target: str, gate: str, reference: Path, output: Path) -> dict[str, Any]:
+    """Measure one gate of one target and write its record."""
+    wanted, environment = read_reference(reference)
+    _, case = split_gate(gate)
+    model = load(plan.bundle_folder(target), plan.compatibility(target))
+    for program in plan.tap_programs:
+        model.add_module(program, plan.module_path(target, program))
+    taps = {program.stage: program for program in plan.tap_programs}
+    record = {
+        "schema_version": SCHEMA,
+        "gate": gate,
+        "target": target,
+        "storage": plan.config.weights.storage,
+        "compatibility_digest": model.bundle.manifest.compatibility_digest,
+        "reference": environment,
+        "measured_with": {"iree": version("iree-base-runtime"), "numpy": np.__version__, "machine": platform.machine()},
+        "comparisons": measure(model, taps, case, wanted),
+    }
+    write_whole(output, json.dumps(record, indent=1))
+    return record
+
+
+def measure(model: Model, taps: dict[str, Program], case: Case, wanted: Arrays) -> list[dict[str, Any]]:
+    """Every comparison of a case, in first-divergence order."""
+    payload = model.prepare(case.messages(), case.paths())
+    found = _inputs(payload, wanted)
+    if any(entry.get("unequal") != 0 for entry in found if entry["kind"] == "exact"):
+        return found  # on other inputs every later stage differs, and says nothing
+    tokens = np.zeros((0, model.architecture.text.width), np.float32)
+    if payload.images:
+        tapped, tokens = _vision_and_connector(model, taps, payload)
+        found += [
+            compare(name, got, wanted[name], exact=got.dtype.kind == "i")
+            for name, got in tapped.items()
+            if name in wanted
+        ]
+    return found + _decoder(model, taps, case, payload, tokens, wanted)
+
+
+def _inputs(payload: Payload, wanted: Arrays) -> list[dict[str, Any]]:
+    pairs = {
+        "ids": payload.ids,
+        "types": payload.types,
+        "crops": payload.crops,
+        "groups": payload.groups,
+        "patches": payload.patches,
+    }
+    return [compare(f"input.{name}", got, wanted[f"input.{name}"], exact=True) for name, got in pairs.items()]
+
+
+def _vision_and_connector(model: Model, taps: dict[str, Program], payload: Payload) -> tuple[Arrays, np.ndarray]:
+    """(arrays by name: taps first, then what the production modules gave; image tokens of the production modules)."""
+    parts: dict[str, list[np.ndarray]] = {}
+    tokens = []
+    for image in payload:
+        produced = model.vision(image)
+        tapped = _tap(model, taps["vision"], {"patches": image.patches}, image.crops)
+        groups = _tap(
+            model, taps["connector"], {"features": tapped["features"], "groups": image.groups}, len(image.groups)
+        )
+        produced_tokens = model.connector(image, produced)
+        tokens.append(produced_tokens)
+        arrays = {f"vision.{name}": value for name, value in tapped.items()}
+        arrays |= {"vision.features.module": to_host(produced)[: image.crops]}
+        arrays |= {f"connector.{name}": value for name, value in groups.items()}
+        arrays |= {"connector.tokens.module": produced_tokens}
+        for name, value in arrays.items():
+            parts.setdefault(name, []).append(value)
+    return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(tokens)
+
+
+def _tap(model: Model, program: Program, given: Arrays, rows: int) -> Arrays:
+    """Run a diagnostic program on arguments padded to its bucket; its taps, then its results, cut to ``rows``."""
+    sizes = dimensions(program, model.architecture)
+    lengths = {"patches": sizes.get("C"), "features": sizes.get("C"), "groups": sizes.get("G")}
+    padded = {}
+    for name, value in given.items():
+        full = np.full((lengths[name], *value.shape[1:]), -1 if name == "groups" else 0, value.dtype)
+        full[: len(value)] = value
+        padded[name] = full
+    results = [to_host(value) for value in model.call(program, padded)]
+    names = {"vision": ["features"], "connector": ["tokens", "valid"]}[program.stage]
+    after = tap_names(program.stage, model.architecture)
+    by_name = dict(zip([*names, *after], results, strict=True))
+    return {name: by_name[name][:rows] for name in [*after, *names]}
+
+
+def _decoder(
+    model: Model, taps: dict[str, Program], case: Case, payload: Payload, tokens: np.ndarray, wanted: Arrays
+) -> list[dict[str, Any]]:
+    length, slot = len(payload.ids), case.slot
+    embeddings = model.merge(payload, tokens)
+    found = [compare("merge.embeddings", to_host(embeddings)[:length], wanted["merge.embeddings"])]
+    found += _tapped_prefill(model, taps["prefill"], payload, to_host(embeddings), slot, wanted)
+    cache = model.new_cache()
+    logits = [model.prefill_embeddings(payload, embeddings, cache, slot)]
+    found.append(compare("prefill.logits.module", logits[0], wanted["prefill.logits"][-1]))
+    found += _cache_rows(model, cache, slot, length, wanted)
+    said = [int(token) for token in wanted["greedy.tokens"]]
+    found.append(_extended(model, payload, embeddings, slot, said, wanted))
+    for step, token in enumerate(said[:-1]):
+        logits.append(model.decode({slot: token}, {slot: length + step}, cache)[slot])
+    found.append(compare("decode.logits", np.stack(logits), wanted["greedy.logits"]))
+    found.append(compare("decode.tokens", np.argmax(np.stack(logits), -1), wanted["greedy.tokens"], exact=True))
+    return found
+
+
+def _tapped_prefill(
+    model: Model, program: Program, payload: Payload, embeddings: np.ndarray, slot: int, wanted: Arrays
+) -> list[dict[str, Any]]:
+    length, bucket = len(payload.ids), program.sizes()["S"]
+    arguments = {
+        "embeddings": np.pad(embeddings[:length], ((0, bucket - length), (0, 0))),
+        "types": np.pad(payload.types, (0, bucket - length)),
+        "length": np.int32(length),
+        "slot": np.int32(slot),
+    }
+    results = [to_host(value) for value in model.call(program, arguments, model.new_cache())]
+    names = tap_names("prefill", model.architecture)
+    found = []
+    for name, value in zip(names, results[1:], strict=True):
+        stage = "prefill.logits" if name == "all_logits" else f"prefill.{name}"
+        found.append(compare(stage, value[:length], wanted[stage]))
+    return found
+
+
+def _cache_rows(model: Model, cache: Cache, slot: int, length: int, wanted: Arrays) -> list[dict[str, Any]]:
+    """Rows the prompt wrote, and every other row of the cache, which must still be zero."""
+    found = []
+    for layer in range(model.architecture.text.layers):
+        keys, values = (to_host(array) for array in cache.arrays[2 * layer : 2 * layer + 2])
+        found.append(compare(f"prefill.keys.{layer}", keys[slot, :, :, :length], wanted[f"prefill.keys.{layer}"]))
+        found.append(compare(f"prefill.values.{layer}", values[slot, :, :length], wanted[f"prefill.values.{layer}"]))
+        keys[slot, :, :, :length] = values[slot, :, :length] = 0
+        other = np.array([np.count_nonzero(keys), np.count_nonzero(values)])
+        found.append(compare(f"prefill.untouched.{layer}", other, np.zeros(2, int), exact=True))
+    return found
+
+
+def _extended(
+    model: Model, payload: Payload, embeddings: Any, slot: int, said: list[int], wanted: Arrays
+) -> dict[str, Any]:
+    cache, count = model.new_cache(), min(EXTENDED, len(said) - 1, model.bundle.buckets.extend[-1])
+    model.prefill_embeddings(payload, embeddings, cache, slot)
+    logits = model.extend(said[:count], len(payload.ids), cache, slot)
+    return compare("extend.logits", logits, wanted["greedy.logits"][count])

@@ -1,0 +1,92 @@
+"""Answer one request: prefill, then decode greedily until a stop id, a limit, or the end of the context."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from molmo2_iree.errors import RequestError
+from molmo2_iree.preprocess.payload import Payload, check_payload
+from molmo2_iree.runtime.model import Cache, Model
+
+
+@dataclass
+class Timings:
+    """Seconds spent in each step of the line; ``decode`` has one entry a token."""
+
+    steps: dict[str, float] = field(default_factory=dict)
+    decode: list[float] = field(default_factory=list)
+
+    def add(self, step: str, started: float) -> None:
+        """Add the time since ``started`` (of ``time.perf_counter``) to a step."""
+        self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - started
+
+
+def greedy(logits: np.ndarray) -> int:
+    """The first maximum of logits [V]. RequestError for logits that are not finite: they would pick a token at random."""
+    if not np.isfinite(logits).all():
+        at = int(np.argmin(np.isfinite(logits)))
+        raise RequestError(
+            f"logits, id {at}", got=logits[at], expected="finite values", fix="run the gates: snakemake gates"
+        )
+    return int(np.argmax(logits))
+
+
+def start(model: Model, payload: Payload, cache: Cache, timings: Timings, slot: int = 0) -> np.ndarray:
+    """Everything up to the first logits [V], each step timed."""
+    check_payload(payload, model.architecture)
+    parts = [np.zeros((0, model.architecture.text.width), np.float32)]
+    for image in payload:
+        began = time.perf_counter()
+        features = model.vision(image)
+        timings.add("vision", began)
+        began = time.perf_counter()
+        parts.append(model.connector(image, features))
+        timings.add("connector", began)
+    began = time.perf_counter()
+    embeddings = model.merge(payload, np.concatenate(parts))
+    timings.add("merge", began)
+    began = time.perf_counter()
+    logits = model.prefill_embeddings(payload, embeddings, cache, slot)
+    timings.add("prefill", began)
+    return logits
+
+
+def check_room(model: Model, payload: Payload, max_tokens: int) -> None:
+    """Refuse a request that no bucket holds, with the numbers, before anything is computed."""
+    length, buckets = len(payload.ids), model.bundle.buckets
+    pictures = int(payload.types.sum())
+    if length > buckets.tokens[-1]:
+        raise RequestError(
+            "prompt",
+            got=f"{length} tokens, {pictures} of them for {payload.images} pictures",
+            expected=f"at most {buckets.tokens[-1]}, the largest of buckets.tokens",
+            fix="give a shorter question or fewer pictures, or build with a larger bucket",
+        )
+    if max_tokens < 1 or length + max_tokens > model.bundle.cache.context:
+        raise RequestError(
+            "max tokens",
+            got=f"{max_tokens} after a prompt of {length}",
+            expected=f"1 to {model.bundle.cache.context - length}: the context holds {model.bundle.cache.context}",
+            fix="ask for fewer tokens, or build with a larger cache.context",
+        )
+
+
+def generate(model: Model, payload: Payload, max_tokens: int, timings: Timings | None = None) -> Iterator[int]:
+    """Greedy ids, one at a time, the stop id not included."""
+    timings = timings or Timings()
+    check_room(model, payload, max_tokens)
+    cache = model.new_cache()
+    token = greedy(start(model, payload, cache, timings))
+    position = len(payload.ids)
+    for done in range(1, max_tokens + 1):
+        if token in model.architecture.tokens.stop:
+            return
+        yield token
+        if done == max_tokens:
+            return
+        began = time.perf_counter()
+        token = greedy(model.decode({0: token}, {0: position}, cache)[0])
+        timings.decode.append(time.perf_counter() - began)
+        position += 1
