@@ -17,7 +17,7 @@ class Frozen(BaseModel):
 
 
 class Vision(Frozen):
-    """The ViT. ``layers`` are the selected blocks, resolved against ``declared_blocks``, in the order they are joined."""
+    """The ViT. ``layers`` are the selected blocks, resolved against ``declared_blocks``, in the order of joining."""
 
     width: int
     heads: int
@@ -160,7 +160,7 @@ class Architecture(Frozen):
 
 
 def pooled_grid(rows: int, columns: int, pooling: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of groups over a patch grid; an odd side gets one part-filled group: (27, 46) by 2x2 is (14, 23)."""
+    """Rows and columns of groups on a patch grid; an odd side ends in a part-filled one: (27, 46) by 2x2, (14, 23)."""
     return -(-rows // pooling[0]), -(-columns // pooling[1])
 
 

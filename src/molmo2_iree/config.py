@@ -1,4 +1,4 @@
-"""The configuration: what to build, for which targets, at which sizes, judged how. Validated before anything is hashed."""
+"""The configuration: what to build, for which targets and sizes, judged how. Validated before anything is hashed."""
 
 import json
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ class Config(Frozen):
         for name, size in (("context", self.cache.context), ("slots", self.cache.slots)):
             if getattr(self.buckets, name)[-1] != size:
                 raise ValueError(
-                    f"the largest of buckets.{name} must be cache.{name} = {size}, or part of the cache is never used"
+                    f"the largest of buckets.{name} must be cache.{name} = {size}, or some of the cache is unused"
                 )
         if self.buckets.extend[-1] > self.buckets.context[0]:
             raise ValueError("buckets.extend must not exceed the smallest of buckets.context")

@@ -1,6 +1,6 @@
 """A lock: one checkpoint revision, every needed file's size and sha256, and the architecture read from it.
 
-Stored as YAML in ``config/locks``; a ``null`` size or sha256 is a figure nobody has confirmed yet, and fetching refuses it.
+Stored as YAML in ``config/locks``; a ``null`` size or sha256 is a figure nobody has confirmed, and fetching refuses it.
 """
 
 import hashlib

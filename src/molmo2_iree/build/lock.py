@@ -13,21 +13,14 @@ from huggingface_hub.hf_api import RepoSibling
 from pydantic import ValidationError
 
 from molmo2_iree.build.hub import Patience, Place, download, model_info
-from molmo2_iree.detect import JSON_FILES, read_architecture
+from molmo2_iree.detect import JSON_FILES, VIDEO_FILE, read_architecture
 from molmo2_iree.errors import CheckpointError, UnsupportedError
+from molmo2_iree.family import MASK_POLICIES, is_molmoweb
 from molmo2_iree.lock import DirectorySource, EmbeddedSource, HubSource, Lock, LockedFile, MaskPolicy, content_revision
 
 REQUIRED = (*JSON_FILES, "tokenizer.json", "chat_template.jinja")
-VIDEO = "video_preprocessor_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-
-MASK_POLICIES: Mapping[str, MaskPolicy] = {
-    "allenai/Molmo2-4B": "bidirectional",
-    "allenai/Molmo2-8B": "bidirectional",
-    "allenai/Molmo2-O-7B": "bidirectional",
-}
-"""Repositories whose mask policy is known; for every other source the user states it."""
 
 
 def lock_hub(
@@ -66,7 +59,7 @@ def lock_hub(
 
 def lock_directory(directory: Path, *, name: str, mask_policy: MaskPolicy | None, progress: bool = False) -> Lock:
     """Lock a directory with a checkpoint in the original format; its content gives the revision."""
-    policy = _mask_policy(str(directory), None, mask_policy)
+    policy = _mask_policy(str(directory), None, mask_policy, claimed=_claimed_name(directory))
     source = DirectorySource(path=str(directory.resolve()))
     return lock_folder(directory, source, name=name, mask_policy=policy, progress=progress)
 
@@ -124,8 +117,15 @@ def reconcile(old: Lock, new: Lock) -> Lock:
     return new
 
 
-def _mask_policy(source: str, known: MaskPolicy | None, stated: MaskPolicy | None) -> MaskPolicy:
+def _mask_policy(source: str, known: MaskPolicy | None, stated: MaskPolicy | None, claimed: str = "") -> MaskPolicy:
     policy = known or stated
+    if policy is None and is_molmoweb(source, claimed):
+        raise UnsupportedError(
+            f"{source}, mask policy",
+            got="a MolmoWeb checkpoint whose pin states no mask policy: it was trained causal, and no file says it",
+            expected="a pin that states it, or the nearest model whose policy is known, allenai/Molmo2-4B",
+            fix="state it: --mask-policy causal",
+        )
     if policy is None:
         raise UnsupportedError(
             f"{source}, mask policy",
@@ -138,6 +138,15 @@ def _mask_policy(source: str, known: MaskPolicy | None, stated: MaskPolicy | Non
             f"{source}, mask policy", got=stated, expected=f"{known}, as it was trained", fix="leave --mask-policy out"
         )
     return policy
+
+
+def _claimed_name(directory: Path) -> str:
+    """The repository a directory's config.json says it was loaded from; a bad file is refused when it is read."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(config.get("_name_or_path", "")) if isinstance(config, dict) else ""
 
 
 def _not_a_pin(place: Place, commit: str | None, mask_policy: MaskPolicy | None) -> CheckpointError:
@@ -165,7 +174,7 @@ def _needed(present: Collection[str], index: dict[str, Any] | None, where: str) 
             expected="every file of a Molmo2 checkpoint in the original format",
             fix="add the file, or lock a complete checkpoint such as allenai/Molmo2-4B",
         )
-    return [*required, *([VIDEO] if VIDEO in present else [])]
+    return [*required, *([VIDEO_FILE] if VIDEO_FILE in present else [])]
 
 
 def _shards(index: dict[str, Any], where: str) -> list[str]:
@@ -187,7 +196,7 @@ def _read_small(
 ) -> dict[str, LockedFile]:
     """Download what must be read (JSON) or hashed (files outside LFS); the hub's own figures verify each."""
     read: dict[str, LockedFile] = {}
-    for file in (*REQUIRED, INDEX, VIDEO):
+    for file in (*REQUIRED, INDEX, VIDEO_FILE):
         sibling = siblings.get(file)
         if sibling is None or (sibling.lfs is not None and file in ("tokenizer.json", "chat_template.jinja")):
             continue
@@ -228,7 +237,7 @@ def _git_oid(path: Path) -> str:
 
 
 def _parsed(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    return {file: _json(folder / file) for file in names if file in (*JSON_FILES, VIDEO)}
+    return {file: _json(folder / file) for file in names if file in (*JSON_FILES, VIDEO_FILE)}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Plan:
 
     @cached_property
     def weights_digest(self) -> str:
-        """12 hex: the lock's revision and files, storage dtype and the converting source; not where the files came from."""
+        """12 hex: the lock's revision and files, storage dtype and converting source; not where files came from."""
         return digest(
             {
                 "revision": self.lock.revision,
@@ -197,7 +197,7 @@ class Plan:
 
     @property
     def reference_folder(self) -> Path:
-        """Reference outputs: they depend on the checkpoint, the cases and the references' source, on no build of ours."""
+        """Reference outputs: they depend on checkpoint, cases and the references' source, on no build of ours."""
         fields = {
             "files": {name: file.model_dump() for name, file in self.lock.files.items()},
             "mask_policy": self.lock.mask_policy,

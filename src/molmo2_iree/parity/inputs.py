@@ -20,7 +20,7 @@ RESIZE_THREADS = 2
 
 
 def inputs(folder: Path, case: Case) -> dict[str, np.ndarray]:
-    """``ids``, ``types`` [S], ``patches`` [C, N, E], ``groups`` [G, P] local to each image, ``crops``, ``group_counts``."""
+    """``ids``, ``types`` [S], ``patches`` [C, N, E], ``groups`` [G, P] local to an image, ``crops``, ``group_counts``."""
     config, image, processor = (
         json.loads((folder / name).read_text())
         for name in ("config.json", "preprocessor_config.json", "processor_config.json")
@@ -137,7 +137,7 @@ def _tiling(height: int, width: int, window: tuple[int, int], most: int) -> tupl
 
 
 def _canvas_numbers(tiles: tuple[int, int], side: tuple[int, int], margins: list[int]) -> list[list[int]]:
-    """Patch numbers over the canvas: of the crops that show a patch, the one with the patch outside its margins owns it."""
+    """Patch numbers over the canvas: a patch belongs to the crop that shows it outside its margins."""
 
     def owner(place: int, count: int, length: int) -> tuple[int, int]:
         step = length - sum(margins)

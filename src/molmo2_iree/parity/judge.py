@@ -116,7 +116,8 @@ def write_verdict(path: Path, output: Path, tolerances: Mapping[str, Tolerance])
         output, json.dumps({"gate": record["gate"], "target": record["target"], "verdicts": verdicts}, indent=1)
     )
     worst = max((v for v in verdicts if "margin" in v), key=lambda v: v["margin"])
-    return f"passed {record['gate']}: {len(verdicts)} comparisons, closest to its limit {worst['stage']} at {worst['margin']:.2f}"
+    closest = f"closest to its limit {worst['stage']} at {worst['margin']:.2f}"
+    return f"passed {record['gate']}: {len(verdicts)} comparisons, {closest}"
 
 
 def read_record(path: Path) -> dict[str, Any]:

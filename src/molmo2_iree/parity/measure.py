@@ -59,12 +59,13 @@ def measure(model: Model, taps: dict[str, Program], case: Case, wanted: Arrays) 
         return found  # on other inputs every later stage differs, and says nothing
     tokens = np.zeros((0, model.architecture.text.width), np.float32)
     if payload.images:
-        tapped, tokens = _vision_and_connector(model, taps, payload)
-        found += [
-            compare(name, got, wanted[name], exact=got.dtype.kind == "i")
-            for name, got in tapped.items()
-            if name in wanted
-        ]
+        arrays, tokens = _vision_and_connector(model, taps, payload)
+        for name, got in arrays.items():
+            if name in wanted:  # the native reference shows neither the mask nor the valid rows
+                found.append(compare(name, got, wanted[name], exact=got.dtype.kind == "i"))
+        found.append(compare("vision.features.module", arrays["vision.features.module"], wanted["vision.features"]))
+        kept = (wanted["input.groups"] >= 0).any(1)
+        found.append(compare("connector.tokens.module", tokens, wanted["connector.tokens"][kept]))
     return found + _decoder(model, taps, case, payload, tokens, wanted)
 
 
@@ -94,7 +95,6 @@ def _vision_and_connector(model: Model, taps: dict[str, Program], payload: Paylo
         arrays = {f"vision.{name}": value for name, value in tapped.items()}
         arrays |= {"vision.features.module": to_host(produced)[: image.crops]}
         arrays |= {f"connector.{name}": value for name, value in groups.items()}
-        arrays |= {"connector.tokens.module": produced_tokens}
         for name, value in arrays.items():
             parts.setdefault(name, []).append(value)
     return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(tokens)
@@ -103,7 +103,7 @@ def _vision_and_connector(model: Model, taps: dict[str, Program], payload: Paylo
 def _tap(model: Model, program: Program, given: Arrays, rows: int) -> Arrays:
     """Run a diagnostic program on arguments padded to its bucket; its taps, then its results, cut to ``rows``."""
     sizes = dimensions(program, model.architecture)
-    lengths = {"patches": sizes.get("C"), "features": sizes.get("C"), "groups": sizes.get("G")}
+    lengths = {"patches": sizes["C"], "features": sizes["C"], "groups": sizes["G"]}
     padded = {}
     for name, value in given.items():
         full = np.full((lengths[name], *value.shape[1:]), -1 if name == "groups" else 0, value.dtype)

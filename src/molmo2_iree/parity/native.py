@@ -4,6 +4,7 @@ It runs the stages by itself; hooks only listen. Axes as in ``specification``: S
 E values of a patch, G groups, P patches of a group, d text width, V vocabulary, K kv heads, h head dim.
 """
 
+import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,12 +19,16 @@ from transformers import Molmo2ForConditionalGeneration
 
 from molmo2_iree.errors import CheckpointError, GateError, UnsupportedError
 
+Counts = Sequence[int] | np.ndarray
+"""One number for each image."""
+
 PRECISION = "highest"
 """Setting of torch's float32 matrix products while the reference runs: no reduced-precision mode."""
 
 
 def load(folder: Path, device: str = "cpu") -> Molmo2ForConditionalGeneration:
     """The model of a checkpoint folder: float32, scaled-dot-product attention, no tensor missing or left over."""
+    _check_supported(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     loaded: Any = Molmo2ForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
     )
@@ -36,21 +41,16 @@ def load(folder: Path, device: str = "cpu") -> Molmo2ForConditionalGeneration:
             expected="every tensor read and none left over",
             fix="fetch the checkpoint again: molmo2 fetch",
         )
-    _check_supported(model.config)
     return model.eval().to(device)
 
 
-def _check_supported(config: Any) -> None:
+def _check_supported(config: dict[str, Any]) -> None:
     """Refuse what this implementation would silently compute in another way."""
-    ignored = {
-        "text_config.use_qk_norm": getattr(config.text_config, "use_qk_norm", True),
-        "adapter_config.pooling_attention_mask": getattr(config.adapter_config, "pooling_attention_mask", True),
-    }
-    for field, value in ignored.items():
-        if not value:
+    for part, field in (("text_config", "use_qk_norm"), ("adapter_config", "pooling_attention_mask")):
+        if not config[part][field]:
             raise UnsupportedError(
-                f"transformers reference, {field}",
-                got=value,
+                f"transformers reference, {part}.{field}",
+                got=config[part][field],
                 expected="True: transformers ignores the field",
                 fix="compare this checkpoint with the float64 specification only",
             )
@@ -62,9 +62,9 @@ def observe(
     types: np.ndarray,
     patches: np.ndarray,
     groups: np.ndarray,
-    crops: Sequence[int],
+    crops: Counts,
     *,
-    group_counts: Sequence[int],
+    group_counts: Counts,
     causal_image: bool = False,
 ) -> dict[str, np.ndarray]:
     """The named intermediates of ``specification.specify``, as float32, but for ``connector.mask`` and ``.valid``.
@@ -90,9 +90,9 @@ def greedy(
     types: np.ndarray,
     patches: np.ndarray,
     groups: np.ndarray,
-    crops: Sequence[int],
+    crops: Counts,
     *,
-    group_counts: Sequence[int],
+    group_counts: Counts,
     steps: int,
     causal_image: bool = False,
 ) -> tuple[list[int], np.ndarray]:
@@ -156,8 +156,8 @@ def _arguments(
     types: np.ndarray,
     patches: np.ndarray,
     groups: np.ndarray,
-    crops: Sequence[int],
-    group_counts: Sequence[int],
+    crops: Counts,
+    group_counts: Counts,
     causal_image: bool,
 ) -> dict[str, torch.Tensor]:
     """The model's inputs: group indices count the patches of all crops, grids count the rows that hold a patch."""

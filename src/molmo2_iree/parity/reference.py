@@ -46,7 +46,7 @@ def write_reference(plan: Plan, gate: str, output: Path) -> None:
     arrays[ENVIRONMENT] = np.array(json.dumps(environment, sort_keys=True))
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp.npz")
     output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(temporary, **arrays)
+    np.savez(temporary, allow_pickle=False, **arrays)
     temporary.replace(output)
 
 

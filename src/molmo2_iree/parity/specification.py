@@ -15,6 +15,9 @@ from molmo2_iree.parity.specification_files import Original
 from molmo2_iree.parity.specification_text import Rows, decoder, embed, prefill_mask
 from molmo2_iree.parity.specification_vision import connector, vision
 
+Counts = Sequence[int] | np.ndarray
+"""One number for each image."""
+
 
 def specify(
     folder: Path,
@@ -22,9 +25,9 @@ def specify(
     types: np.ndarray,
     patches: np.ndarray,
     groups: np.ndarray,
-    crops: Sequence[int],
+    crops: Counts,
     *,
-    group_counts: Sequence[int],
+    group_counts: Counts,
     causal_image: bool = False,
 ) -> dict[str, np.ndarray]:
     """ids and types [S], patches [C, N, E], groups [G, P] local to each image, crops and groups of every image.
@@ -50,9 +53,9 @@ def greedy(
     types: np.ndarray,
     patches: np.ndarray,
     groups: np.ndarray,
-    crops: Sequence[int],
+    crops: Counts,
     *,
-    group_counts: Sequence[int],
+    group_counts: Counts,
     steps: int,
     causal_image: bool = False,
 ) -> tuple[list[int], np.ndarray]:
@@ -79,8 +82,8 @@ def _merged(
     ids: np.ndarray,
     patches: np.ndarray,
     groups: np.ndarray,
-    crops: Sequence[int],
-    group_counts: Sequence[int],
+    crops: Counts,
+    group_counts: Counts,
 ) -> dict[str, np.ndarray]:
     """Vision and connector image by image, and their tokens added to the embeddings of the image-patch ids."""
     embeddings = embed(original, ids)
@@ -105,6 +108,6 @@ def _merged(
     return result | {"merge.embeddings": embeddings}
 
 
-def _parts(array: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+def _parts(array: np.ndarray, counts: Counts) -> list[np.ndarray]:
     """Cut along the first axis: 8 rows by counts 3 and 5 give rows 0 to 2 and 3 to 7."""
     return np.split(array, np.cumsum(counts)[:-1])

@@ -66,7 +66,7 @@ def connector(original: Original, features: np.ndarray, groups: np.ndarray) -> d
     Without pooling_attention_mask the query is the mean over all P slots, empty ones as zeros, and all are attended.
     """
     masked = original.config["adapter_config"]["pooling_attention_mask"]
-    mask = np.asarray(groups >= 0)
+    mask: np.ndarray = np.asarray(groups >= 0)
     flat = features.reshape(-1, features.shape[-1])
     gathered = np.where(mask[..., None], flat[np.maximum(groups, 0)], 0.0)
     count = np.maximum(mask.sum(1), 1) if masked else np.full(len(groups), groups.shape[1])

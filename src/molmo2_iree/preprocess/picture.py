@@ -17,7 +17,7 @@ from molmo2_iree.errors import RequestError
 
 Source = Path | bytes | Image.Image | np.ndarray
 
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are opened: those whose decoder runs inside Pillow and states its size in the header."""
 
 MOST_SIDE = 16_384
@@ -69,6 +69,7 @@ def _from_bytes(content: bytes, where: str) -> np.ndarray:
     if not content:
         raise RequestError(where, got="0 bytes", expected="a picture", fix="write the file again")
     try:
+        Image.init()  # loads the decoders that Pillow does not load by itself
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
         raise _too_large(where, str(bomb)) from bomb

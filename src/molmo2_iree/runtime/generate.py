@@ -24,7 +24,7 @@ class Timings:
 
 
 def greedy(logits: np.ndarray) -> int:
-    """The first maximum of logits [V]. RequestError for logits that are not finite: they would pick a token at random."""
+    """The first maximum of logits [V]. RequestError for logits that are not finite: they would pick at random."""
     if not np.isfinite(logits).all():
         at = int(np.argmin(np.isfinite(logits)))
         raise RequestError(

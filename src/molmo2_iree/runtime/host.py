@@ -1,4 +1,4 @@
-"""What this machine can execute: checked before a module is loaded, because an unknown instruction kills the process."""
+"""What this machine can execute, checked before a module is loaded: an unknown instruction kills the process."""
 
 import platform
 from pathlib import Path

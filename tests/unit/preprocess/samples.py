@@ -4,7 +4,9 @@ from functools import cache
 
 import numpy as np
 import skimage.data
+import torch
 from hypothesis import strategies as st
+
 from molmo2_iree.architecture import Architecture, Processor
 from molmo2_iree.build.embedded_config import DEFAULT, Variant, json_files
 from molmo2_iree.detect import read_architecture
@@ -54,6 +56,20 @@ def photo_of(height: int, width: int) -> np.ndarray:
 def small_photo(height: int, width: int) -> np.ndarray:
     """A whole photograph shrunk, for the embedded checkpoint's sizes."""
     return resize(load_photo("chelsea"), height, width)
+
+
+def by_torch(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """torch's own resize, [H, W, 3] to [height, width, 3], with more than one thread, as the reference runs it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    planes = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
+    out = torch.nn.functional.interpolate(
+        planes, (height, width), mode="bilinear", align_corners=False, antialias=False
+    )
+    torch.set_num_threads(threads)
+    if pixels.dtype == np.uint8:
+        out = out.round().clamp(0, 255).to(torch.uint8)
+    return out[0].permute(1, 2, 0).numpy()
 
 
 @st.composite

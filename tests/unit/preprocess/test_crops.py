@@ -1,24 +1,20 @@
-"""Crops, patches and the table of groups, against loops, literal tables and the native processor."""
+"""Crops, patches and the table of groups, against loops, literal tables and torch's resize."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.preprocess.samples import RELEASED, SIZES, SMALL, by_torch, photo_of, processors, small_photo
+
 from molmo2_iree.architecture import Processor, image_groups, tilings
 from molmo2_iree.preprocess import crops
 from molmo2_iree.preprocess.layout import image_ids, patch_grid
 from molmo2_iree.preprocess.resize import resize
 from molmo2_iree.preprocess.tiling import choose_tiling
-from transformers.models.molmo2.image_processing_molmo2 import Molmo2ImageProcessor
-from unit.preprocess.samples import RELEASED, SIZES, SMALL, photo_of, processors, small_photo
-
-NATIVE = Molmo2ImageProcessor(
-    max_crops=8, overlap_margins=[4, 4], patch_size=14, pooling_size=[2, 2], size={"height": 378, "width": 378}
-)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_contract_sizes_equal_the_native_processor(size: tuple[int, int]) -> None:
+def test_contract_sizes(size: tuple[int, int]) -> None:
     photo, ((rows, columns), high) = photo_of(*size), SIZES[size]
     image = crops.cut_image(photo, RELEASED.processor)
     assert image.crops == 1 + rows * columns
@@ -26,11 +22,17 @@ def test_contract_sizes_equal_the_native_processor(size: tuple[int, int]) -> Non
     assert image.patches.shape == (image.crops, 729, 588)
     assert image.groups.shape == (196 + high[0] * high[1], 4)
     assert (image.patches.dtype, image.groups.dtype) == (np.float32, np.int32)
-    native = NATIVE(images=photo, return_tensors="np", input_data_format="channels_last")
-    np.testing.assert_array_equal(image.groups, native["image_token_pooling"])
-    assert native["image_grids"].tolist() == [list(image.grid)]
-    assert native["image_num_crops"].tolist() == [image.crops]
-    assert float(np.abs(image.patches - native["pixel_values"]).max()) <= 6e-8  # the native one fuses the last steps
+    squashed = by_torch(photo, 378, 378)
+    canvas = by_torch(photo, rows * 266 + 112, columns * 266 + 112)
+    starts = [(266 * r, 266 * c) for r in range(rows) for c in range(columns)]
+    views = [squashed, *(canvas[y : y + 378, x : x + 378] for y, x in starts)]
+    for crop, view in enumerate(views):
+        for patch in (0, 26, 27, 364, 728):
+            y, x = 14 * (patch // 27), 14 * (patch % 27)
+            values = view[y : y + 14, x : x + 14].astype(np.float32) / np.float32(255)
+            expected = (values - np.float32(0.5)) / np.float32(0.5)
+            np.testing.assert_array_equal(image.patches[crop, patch], expected.ravel())
+    assert image.groups.tolist()[0] == [0, 1, 27, 28]
 
 
 def owned_by_loop(tiling: tuple[int, int], processor: Processor) -> np.ndarray:

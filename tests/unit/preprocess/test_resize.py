@@ -1,31 +1,12 @@
 """Bit-exactness of the resize against torch's own kernel and against the formula written out pixel by pixel."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.preprocess.samples import SIZES, by_torch, load_photo, photo_of
+
 from molmo2_iree.preprocess.resize import axis_taps, resize
-from unit.preprocess.samples import SIZES, load_photo, photo_of
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
-def by_torch(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    planes = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
-    out = torch.nn.functional.interpolate(planes, (height, width), mode="bilinear", align_corners=False, antialias=False)
-    if pixels.dtype == np.uint8:
-        out = out.round().clamp(0, 255).to(torch.uint8)
-    return out[0].permute(1, 2, 0).numpy()
-
 
 TARGETS = [(378, 378), (644, 644), (378, 644), (644, 1176), (1708, 378), (2240, 378), (98, 98), (1, 700), (700, 1)]
 

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.preprocess.samples import RELEASED, SIZES, processors
+
 from molmo2_iree.architecture import Processor
 from molmo2_iree.preprocess.tiling import choose_tiling
-from unit.preprocess.samples import RELEASED, SIZES, processors
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
