@@ -171,7 +171,8 @@ def first_that_fits(sizes: Sequence[int], needed: int) -> int | None:
 
 def _load(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(
             str(path),
@@ -179,7 +180,7 @@ def _load(path: Path) -> Any:
             expected="a configuration file",
             fix="run from the project's root, or pass --config FILE",
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
-            str(path), got=f"no YAML: {error}", expected="a configuration file", fix=f"edit {path}"
+            str(path), got=f"no YAML or JSON: {error}", expected="a configuration file", fix=f"edit {path}"
         ) from error
