@@ -16,6 +16,10 @@ container: "docker://python:3.11-slim"
 include: "rules/common.smk"
 
 
+onstart:
+    WORKFLOW.start()
+
+
 localrules:
     all,
     bundles,
@@ -27,7 +31,7 @@ rule all:
     default_target: True
     input:
         WORKFLOW.bundles(),
-        WORKFLOW.verdicts(),
+        WORKFLOW.all_verdicts(),
 
 
 rule bundles:
@@ -37,7 +41,7 @@ rule bundles:
 
 rule gates:
     input:
-        WORKFLOW.verdicts(),
+        WORKFLOW.all_verdicts(),
 
 
 rule programs:
@@ -58,6 +62,6 @@ for target in WORKFLOW.targets:
         name:
             target
         input:
-            WORKFLOW.bundles(target),
+            WORKFLOW.bundle(target),
             WORKFLOW.verdicts(target),
         localrule: True

@@ -5,8 +5,10 @@ if WORKFLOW.embedded:
             WORKFLOW.checkpoint(),
         log:
             f"{WORKFLOW.checkpoint_folder}/logs/checkpoint.log",
+        params:
+            config=WORKFLOW.config,
         shell:
-            "molmo2 fetch --config {WORKFLOW.config} 2> {log}"
+            "molmo2 fetch --config {params.config} 2> {log}"
 
 else:
 
@@ -18,5 +20,7 @@ else:
         retries: 2
         resources:
             network=1,
+        params:
+            config=WORKFLOW.config,
         shell:
-            "molmo2 fetch --config {WORKFLOW.config} --file {wildcards.file} 2> {log}"
+            "molmo2 fetch --config {params.config} --file {wildcards.file} 2> {log}"

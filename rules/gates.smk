@@ -1,46 +1,50 @@
 rule reference:
     input:
-        WORKFLOW.checkpoint(),
+        ancient(WORKFLOW.checkpoint()),
     output:
         f"{WORKFLOW.references_folder}/{{gate}}.npz",
     log:
         f"{WORKFLOW.references_folder}/logs/{{gate}}.log",
     resources:
-        mem_mb=3000,
+        mem_mb=WORKFLOW.memory(3000, checkpoints=3),
+    params:
+        config=WORKFLOW.config,
     shell:
-        "molmo2 reference {wildcards.gate} --config {WORKFLOW.config} --output {output} 2> {log}"
+        "molmo2 reference {wildcards.gate} --config {params.config} --output {output} 2> {log}"
 
 
-for tag in WORKFLOW.tags:
+for target in WORKFLOW.gated_targets:
 
     rule:
         name:
-            f"measure_{tag.replace('-', '_')}"
+            f"measure_{target.replace('-', '_')}"
         input:
-            WORKFLOW.manifest(tag),
-            WORKFLOW.tap_modules(tag),
-            reference=f"{WORKFLOW.references_folder}/{{gate}}.npz",
+            ancient(WORKFLOW.bundle(target)),
+            ancient(WORKFLOW.tap_modules(target)),
+            reference=ancient(f"{WORKFLOW.references_folder}/{{gate}}.npz"),
         output:
-            f"{WORKFLOW.records(tag)}/{{gate}}.json",
+            f"{WORKFLOW.records(target)}/{{gate}}.json",
         log:
-            f"{WORKFLOW.records(tag)}/logs/{{gate}}.measure.log",
-        params:
-            target=WORKFLOW.tags[tag],
+            f"{WORKFLOW.records(target)}/logs/{{gate}}.measure.log",
         resources:
-            mem_mb=2000,
+            mem_mb=WORKFLOW.memory(2000, checkpoints=1),
+        params:
+            config=WORKFLOW.config,
+            target=target,
         shell:
-            "molmo2 measure {wildcards.gate} --config {WORKFLOW.config} --target {params.target}"
+            "molmo2 measure {wildcards.gate} --config {params.config} --target {params.target}"
             " --reference {input.reference} --output {output} 2> {log}"
 
-
-rule judge:
-    input:
-        "{folder}/{gate}.json",
-    output:
-        "{folder}/{gate}.verdict.json",
-    log:
-        "{folder}/logs/{gate}.judge.log",
-    params:
-        tolerances=WORKFLOW.tolerances(),
-    shell:
-        "molmo2 judge {input} --config {WORKFLOW.config} --output {output} 2> >(tee {log} >&2)"
+    rule:
+        name:
+            f"judge_{target.replace('-', '_')}"
+        input:
+            f"{WORKFLOW.records(target)}/{{gate}}.json",
+        output:
+            WORKFLOW.verdict(target, "{gate}"),
+        log:
+            f"{WORKFLOW.records(target)}/logs/{{gate}}.judge.log",
+        params:
+            config=WORKFLOW.config,
+        shell:
+            "molmo2 judge {input} --config {params.config} --output {output} 2> >(tee {log} >&2)"

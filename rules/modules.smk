@@ -1,34 +1,36 @@
 rule compile:
     input:
-        f"{WORKFLOW.identity_folder}/programs/{{program}}.mlir",
+        ancient(f"{WORKFLOW.identity_folder}/programs/{{program}}.mlir"),
     output:
         f"{WORKFLOW.identity_folder}/{{tag}}/{{program}}.vmfb",
     log:
         f"{WORKFLOW.identity_folder}/logs/{{tag}}/{{program}}.log",
     benchmark:
         f"{WORKFLOW.identity_folder}/benchmarks/{{tag}}/{{program}}.tsv"
-    params:
-        target=lambda wildcards: WORKFLOW.tags[wildcards.tag],
     resources:
-        mem_mb=lambda wildcards, attempt: 2000 * attempt,
+        mem_mb=2000,
+    params:
+        config=WORKFLOW.config,
+        target=lambda wildcards: WORKFLOW.tags[wildcards.tag],
     shell:
-        "molmo2 compile {input} --config {WORKFLOW.config} --target {params.target} --output {output} 2> {log}"
+        "molmo2 compile {input} --config {params.config} --target {params.target} --output {output} 2> {log}"
 
 
-for tag in WORKFLOW.tags:
+for target in WORKFLOW.targets:
 
     rule:
         name:
-            f"bundle_{tag.replace('-', '_')}"
+            f"bundle_{target.replace('-', '_')}"
         input:
-            WORKFLOW.modules(tag),
-            WORKFLOW.archives(),
-            WORKFLOW.processor_files(),
+            ancient(WORKFLOW.modules(target)),
+            ancient(WORKFLOW.archives()),
+            ancient(WORKFLOW.processor_files()),
         output:
-            WORKFLOW.manifest(tag),
+            WORKFLOW.bundle(target),
         log:
-            f"{WORKFLOW.identity_folder}/logs/{tag}/bundle.log",
+            f"{WORKFLOW.logs(target)}/bundle.log",
         params:
-            target=WORKFLOW.tags[tag],
+            config=WORKFLOW.config,
+            target=target,
         shell:
-            "molmo2 bundle --config {WORKFLOW.config} --target {params.target} 2> {log}"
+            "molmo2 bundle --config {params.config} --target {params.target} 2> {log}"

@@ -7,5 +7,7 @@ rule trace:
         f"{WORKFLOW.identity_folder}/benchmarks/programs/{{program}}.tsv"
     resources:
         mem_mb=1500,
+    params:
+        config=WORKFLOW.config,
     shell:
-        "molmo2 trace {wildcards.program} --config {WORKFLOW.config} --output {output} 2> {log}"
+        "molmo2 trace {wildcards.program} --config {params.config} --output {output} 2> {log}"

@@ -1,6 +1,6 @@
 rule convert:
     input:
-        WORKFLOW.checkpoint(),
+        ancient(WORKFLOW.checkpoint()),
     output:
         WORKFLOW.archives(),
     log:
@@ -9,5 +9,7 @@ rule convert:
         f"{WORKFLOW.weights_folder}/benchmarks/convert.tsv"
     resources:
         mem_mb=2000,
+    params:
+        config=WORKFLOW.config,
     shell:
-        "molmo2 convert --config {WORKFLOW.config} 2> {log}"
+        "molmo2 convert --config {params.config} 2> {log}"

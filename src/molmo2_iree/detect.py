@@ -174,10 +174,18 @@ def _yarn(text: TextConfig) -> Yarn | None:
 
 
 def _tokens(config: MainConfig, generation: GenerationConfig, text: Text) -> Tokens:
-    stop = generation.eos_token_id
+    eos = generation.eos_token_id
+    stop = tuple(eos) if isinstance(eos, list) else (eos,)
     _require("config.json image_high_res_id", config.image_high_res_id, (config.image_patch_id,))
     _require("config.json use_frame_special_tokens", config.use_frame_special_tokens, (False,))
-    tokens = Tokens(
+    rows = text.vocabulary + text.extra_vocabulary
+    placed = {f"config.json {name}": getattr(config, name) for name in MainConfig.model_fields if name.endswith("_id")}
+    placed |= {f"generation_config.json {name}": getattr(generation, name) for name in ("bos_token_id", "pad_token_id")}
+    limits = [(name, value, rows) for name, value in placed.items()]
+    for name, value, limit in [*limits, ("generation_config.json eos_token_id", max(stop), text.vocabulary)]:
+        if value >= limit:
+            raise unsupported(name, value, f"an id below {limit}, the rows of its table")
+    return Tokens(
         image_start=config.image_start_token_id,
         image_end=config.image_end_token_id,
         image_patch=config.image_patch_id,
@@ -188,17 +196,8 @@ def _tokens(config: MainConfig, generation: GenerationConfig, text: Text) -> Tok
         frame_end=config.frame_end_token_id,
         bos=generation.bos_token_id,
         pad=generation.pad_token_id,
-        stop=tuple(stop) if isinstance(stop, list) else (stop,),
+        stop=stop,
     )
-    rows = text.vocabulary + text.extra_vocabulary
-    for name, highest, limit in (
-        ("token ids of config.json", max(tokens.image_part), rows),
-        ("generation_config.json bos_token_id and pad_token_id", max(tokens.bos, tokens.pad), rows),
-        ("generation_config.json eos_token_id", max(tokens.stop), text.vocabulary),
-    ):
-        if highest >= limit:
-            raise unsupported(name, highest, f"ids below {limit}, the vocabulary's size")
-    return tokens
 
 
 def _processor(image: PreprocessorConfig, flags: ProcessorConfig, vision: Vision) -> Processor:

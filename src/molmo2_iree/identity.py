@@ -35,11 +35,14 @@ def digest(value: object, length: int = 64) -> str:
 
 
 def source_digest(names: Iterable[str]) -> str:
-    """sha256 over the named source files of this package (a folder stands for its .py files), by name and content."""
+    """sha256 over the named source files of this package, by name and content; a folder stands for all .py files below.
+
+    Whatever is there counts, committed or not: an import would run it, so leaving it out could keep a stale artifact.
+    """
     total = hashlib.sha256()
     for name in sorted(names):
         path = PACKAGE / name
-        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             total.update(f"{file.relative_to(PACKAGE).as_posix()}\0".encode())
             total.update(hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()

@@ -8,23 +8,11 @@ from pathlib import Path
 
 from iree.compiler.tools.binaries import find_tool
 
+from molmo2_iree.build.flags import target_flags
 from molmo2_iree.config import Target
 from molmo2_iree.errors import BuildError
 from molmo2_iree.files import copy_whole, write_whole
 from molmo2_iree.identity import digest, file_sha256
-
-COMMON_FLAGS = (
-    "--iree-input-type=stablehlo",
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-opt-level=O2",
-)
-
-
-def target_flags(target: Target) -> list[str]:
-    """Every flag a target's modules are compiled with."""
-    level = [f"--iree-llvmcpu-target-triple={target.triple}", f"--iree-llvmcpu-target-cpu={target.cpu}"]
-    return [*COMMON_FLAGS, *level, *target.flags]
 
 
 def compile_program(program: Path, target: Target, output: Path, cache: Path, pinned: str) -> bool:

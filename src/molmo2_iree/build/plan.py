@@ -1,6 +1,6 @@
 """The plan: every path and digest of a build, from a configuration and its lock alone, without a checkpoint.
 
-A path names everything its bytes depend on and nothing else; see ``docs/identity.md``.
+A path names everything its bytes depend on and nothing else; see ``docs/architecture.md``.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from molmo2_iree.build.flags import target_flags
 from molmo2_iree.config import Config, Target
-from molmo2_iree.errors import ConfigError
+from molmo2_iree.errors import BuildError, ConfigError
 from molmo2_iree.identity import digest, flatten, source_digest
 from molmo2_iree.lock import Lock, read_lock
 from molmo2_iree.stages import STAGE_ABI, Program, programs, tap_programs
@@ -27,13 +28,18 @@ CONVERTING_SOURCE = (
     "model/rotation.py",
 )
 TRACED_SOURCE = ("architecture.py", "stages.py", "model", "build/trace.py")
+BUNDLING_SOURCE = ("build/bundle.py", "manifest.py")
 REFERENCE_SOURCE = (
     "parity/cases.py",
+    "parity/inputs.py",
+    "parity/native.py",
     "parity/reference.py",
     "parity/specification.py",
-    "parity/native.py",
-    "preprocess",
+    "parity/specification_files.py",
+    "parity/specification_text.py",
+    "parity/specification_vision.py",
 )
+MEASURING_SOURCE = ("parity", "preprocess", "runtime")
 WEIGHT_SUFFIX = ".safetensors"
 PROCESSOR_FILES = (
     "chat_template.jinja",
@@ -90,9 +96,8 @@ class Plan:
         return self.config.known_targets[name]
 
     def target_tag(self, name: str) -> str:
-        """``{target}-{digest8}``: the digest covers triple, level, flags and compiler."""
-        target = self.target(name)
-        fields = {"triple": target.triple, "cpu": target.cpu, "flags": target.flags, "iree": self.config.toolchain.iree}
+        """``{target}-{digest8}``: the digest covers every flag and the compiler's version."""
+        fields = {"flags": target_flags(self.target(name)), "iree": self.config.toolchain.iree}
         return f"{name}-{digest(fields, 8)}"
 
     def compatibility(self, target: str) -> dict[str, Any]:
@@ -103,6 +108,7 @@ class Plan:
                 "abi": STAGE_ABI,
                 "architecture": self.lock.architecture.model_dump(mode="json"),
                 "buckets": self.config.buckets.model_dump(mode="json"),
+                "bundling": source_digest(BUNDLING_SOURCE),
                 "cache": self.config.cache.model_dump(mode="json"),
                 "checkpoint": {"name": self.lock.name, "revision": self.lock.revision},
                 "files": {name: self.lock.files[name].sha256 for name in self.processor_files},
@@ -206,6 +212,10 @@ class Plan:
         }
         return Path(ARTIFACTS / "references" / digest(fields, 12))
 
+    def reference_path(self, gate: str) -> Path:
+        """The reference outputs a gate compares with."""
+        return self.reference_folder / f"{gate}.npz"
+
     def record_path(self, target: str, gate: str) -> Path:
         """A measured record: it belongs to one bundle, one measuring source and one set of references."""
         return self.bundle_records(target) / f"{gate}.json"
@@ -213,13 +223,33 @@ class Plan:
     def bundle_records(self, target: str) -> Path:
         """The folder of a bundle's records."""
         compat = self.bundle_folder(target).name.removeprefix("bundle-")
-        measuring = digest([source_digest(("parity", "preprocess", "runtime")), str(self.reference_folder)], 8)
+        measuring = digest([source_digest(MEASURING_SOURCE), str(self.reference_folder)], 8)
         return self.target_folder(target) / "records" / f"{compat}-{measuring}"
+
+    def verdict_path(self, target: str, gate: str) -> Path:
+        """A record's verdict: it belongs to one set of tolerances, those of the stored weights' dtype."""
+        tolerances = self.config.tolerances.get(self.config.weights.storage, {})
+        limits = {stage: allowed.model_dump(exclude={"reason"}) for stage, allowed in tolerances.items()}
+        return self.bundle_records(target) / digest(limits, 8) / f"{gate}.verdict.json"
 
     @property
     def gates(self) -> list[str]:
         """``{reference}-{case}`` for every pair."""
         return [f"{reference}-{case}" for reference in self.config.gates.references for case in self.config.gates.cases]
+
+
+def expect_planned(output: Path, *planned: Path) -> None:
+    """Refuse to write an artifact under a path that is not the plan's own: its source was edited after planning.
+
+    Anywhere else than among the artifacts, a verb called by hand may write.
+    """
+    if output.parts[:1] == (str(ARTIFACTS),) and output not in planned:
+        raise BuildError(
+            "this step's output",
+            got=f"{output}, planned before an edit of the source or the configuration",
+            expected=" or ".join(map(str, planned)),
+            fix="run snakemake again",
+        )
 
 
 def make_plan(config: Config) -> Plan:

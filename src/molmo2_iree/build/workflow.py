@@ -1,28 +1,32 @@
 """What the Snakefile needs: file lists and the arguments of each verb, all from the plan. Imports nothing heavy."""
 
+import fcntl
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from snakemake.exceptions import WorkflowError
 
 from molmo2_iree.build.plan import ARCHIVES, ARTIFACTS, Plan, make_plan
 from molmo2_iree.config import validate, write_resolved
-from molmo2_iree.errors import MolmoError
+from molmo2_iree.errors import BuildError, MolmoError
 from molmo2_iree.identity import digest
 from molmo2_iree.manifest import MANIFEST
 from molmo2_iree.stages import Program
 
+RUNNING = Path(ARTIFACTS / ".running")
+
 
 class Workflow:
-    """The files of a plan as strings, in the forms rules ask for."""
+    """The files of a plan as strings, in the forms rules ask for. A target's tag is ``{target}-{digest}``."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         resolved = plan.config.model_dump(mode="json")
         self.config = str(write_resolved(plan.config, Path(ARTIFACTS / "configs"), digest(resolved, 12)))
         self.targets = list(plan.config.targets)
+        self.gated_targets = plan.gated_targets
         self.tags = {plan.target_tag(name): name for name in self.targets}
         self.tag_pattern = "|".join(re.escape(tag) for tag in self.tags)
         self.identity_folder = str(plan.identity_folder)
@@ -30,6 +34,19 @@ class Workflow:
         self.checkpoint_folder = str(plan.checkpoint_folder)
         self.references_folder = str(plan.reference_folder)
         self.embedded = plan.lock.source.kind == "embedded"
+        self._running: TextIO | None = None
+
+    def start(self) -> None:
+        """Refuse to build while another run builds here. The lock ends with the process, however it ends."""
+        try:
+            self._running = hold(RUNNING)
+        except MolmoError as error:
+            raise WorkflowError(str(error)) from error
+
+    def memory(self, base: int, checkpoints: float = 0) -> int:
+        """MB a job needs: a base, and so many times the checkpoint's size."""
+        size = sum(file.size or 0 for file in self.plan.lock.files.values())
+        return base + int(checkpoints * size / 10**6)
 
     def checkpoint(self) -> list[str]:
         """Every locked file."""
@@ -46,53 +63,73 @@ class Workflow:
 
     def programs(self) -> list[str]:
         """Every program that some selected target needs."""
-        chosen = [*self.plan.programs, *(self.plan.tap_programs if self.plan.gated_targets else [])]
+        chosen = [*self.plan.programs, *(self.plan.tap_programs if self.gated_targets else [])]
         return [str(self.plan.program_path(program)) for program in chosen]
 
-    def modules(self, tag: str) -> list[str]:
+    def modules(self, target: str) -> list[str]:
         """The production modules of a target."""
-        return self._modules(tag, self.plan.programs)
+        return self._modules(target, self.plan.programs)
 
-    def tap_modules(self, tag: str) -> list[str]:
+    def tap_modules(self, target: str) -> list[str]:
         """The diagnostic modules of a target."""
-        return self._modules(tag, self.plan.tap_programs)
+        return self._modules(target, self.plan.tap_programs)
 
-    def bundle_folder(self, tag: str) -> str:
-        """A target's bundle."""
-        return str(self.plan.bundle_folder(self.tags[tag]))
+    def bundle(self, target: str) -> list[str]:
+        """Every file of a target's bundle, the manifest last."""
+        names = [
+            *(f"modules/{program.name}.vmfb" for program in self.plan.programs),
+            *(f"weights/{name}.irpa" for name in ARCHIVES),
+            *(f"processor/{name}" for name in self.plan.processor_files),
+            MANIFEST,
+        ]
+        return [str(self.plan.bundle_folder(target) / name) for name in names]
 
-    def manifest(self, tag: str) -> str:
-        """A target's manifest."""
-        return f"{self.bundle_folder(tag)}/{MANIFEST}"
+    def bundles(self) -> list[str]:
+        """Every file of every selected target's bundle."""
+        return [file for target in self.targets for file in self.bundle(target)]
 
-    def bundles(self, target: str | None = None) -> list[str]:
-        """Manifests of one or every selected target."""
-        return [self.manifest(tag) for tag in self._chosen(target)]
+    def logs(self, target: str) -> str:
+        """The folder of a target's logs."""
+        return f"{self.identity_folder}/logs/{self.plan.target_tag(target)}"
 
-    def records(self, tag: str) -> str:
+    def records(self, target: str) -> str:
         """The folder of a target's records."""
-        return str(self.plan.bundle_records(self.tags[tag]))
+        return str(self.plan.bundle_records(target))
 
-    def verdicts(self, target: str | None = None) -> list[str]:
-        """Verdicts of every gate of one or every selected target whose gates run here."""
-        gated = [tag for tag in self._chosen(target) if self.tags[tag] in self.plan.gated_targets]
-        return [f"{self.records(tag)}/{gate}.verdict.json" for tag in gated for gate in self.plan.gates]
+    def verdict(self, target: str, gate: str) -> str:
+        """A gate's verdict."""
+        return str(self.plan.verdict_path(target, gate))
 
-    def reference(self, gate: str) -> str:
-        """The reference outputs a gate compares with."""
-        return f"{self.references_folder}/{gate}.npz"
+    def verdicts(self, target: str) -> list[str]:
+        """Verdicts of every gate of a target; none where its gates do not run here."""
+        return [self.verdict(target, gate) for gate in self.plan.gates if target in self.gated_targets]
 
-    def tolerances(self) -> str:
-        """A digest that changes when a verdict may."""
-        return digest(
-            {k: {n: t.model_dump() for n, t in v.items()} for k, v in self.plan.config.tolerances.items()}, 12
-        )
+    def all_verdicts(self) -> list[str]:
+        """Verdicts of every gate of every selected target whose gates run here."""
+        return [file for target in self.targets for file in self.verdicts(target)]
 
-    def _modules(self, tag: str, programs: Iterable[Program]) -> list[str]:
-        return [str(self.plan.module_path(self.tags[tag], program)) for program in programs]
+    def _modules(self, target: str, programs: Iterable[Program]) -> list[str]:
+        return [str(self.plan.module_path(target, program)) for program in programs]
 
-    def _chosen(self, target: str | None) -> list[str]:
-        return [tag for tag, name in self.tags.items() if target in (None, name)]
+
+def hold(path: Path) -> TextIO:
+    """Take the lock of a run and keep it as long as the returned file is open; BuildError if a live run holds it.
+
+    Snakemake's own lock is a file that outlives a killed run, and is switched off in the default profile.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="ascii")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise BuildError(
+            str(path),
+            got="another snakemake building in this folder",
+            expected="one at a time",
+            fix="wait until it is done, then run snakemake again",
+        ) from error
+    return file
 
 
 def open_workflow(config: dict[str, Any]) -> Workflow:

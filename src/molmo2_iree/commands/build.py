@@ -110,10 +110,12 @@ def trace(
 ) -> None:
     """Trace one stage at one bucket to a StableHLO program."""
     from molmo2_iree.build.compile import check_pin
+    from molmo2_iree.build.plan import expect_planned
     from molmo2_iree.build.trace import trace as trace_program
     from molmo2_iree.files import write_whole
 
     plan = read_plan(config)
+    expect_planned(output, plan.program_path(plan.program(program)))
     check_pin("jax", "jax", plan.config.toolchain.jax)
     text = trace_program(plan.model(), plan.program(program))
     write_whole(output, text)
@@ -128,8 +130,10 @@ def compile_(
 ) -> None:
     """Compile one program for one target, through the content-addressed cache."""
     from molmo2_iree.build.compile import compile_program
+    from molmo2_iree.build.plan import expect_planned
 
     plan = read_plan(config)
+    expect_planned(output, plan.module_path(target, plan.program(program.stem)))
     hit = compile_program(program, plan.target(target), output, plan.module_cache, plan.config.toolchain.iree)
     say(f"{'found' if hit else 'compiled'} {program.stem} for {target}: {output.stat().st_size // 1024} KiB")
 

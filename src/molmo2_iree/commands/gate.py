@@ -13,9 +13,12 @@ Gate = Annotated[str, typer.Argument(help="{reference}-{case}, such as native-ph
 
 def reference(gate: Gate, output: Output, config: ConfigFile = DEFAULT_CONFIG) -> None:
     """Compute what a reference says about a case."""
+    from molmo2_iree.build.plan import expect_planned
     from molmo2_iree.parity.reference import write_reference
 
-    write_reference(read_plan(config), gate, output)
+    plan = read_plan(config)
+    expect_planned(output, plan.reference_path(gate))
+    write_reference(plan, gate, output)
     say(f"wrote {output}")
 
 
@@ -27,9 +30,12 @@ def measure(
     config: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
     """Run the modules on a case and record their differences from a reference; never fails on a number."""
+    from molmo2_iree.build.plan import expect_planned
     from molmo2_iree.parity.measure import write_record
 
-    record = write_record(read_plan(config), target, gate, reference, output)
+    plan = read_plan(config)
+    expect_planned(output, plan.record_path(target, gate))
+    record = write_record(plan, target, gate, reference, output)
     say(f"measured {gate} on {target}: {len(record['comparisons'])} comparisons")
 
 
@@ -39,7 +45,9 @@ def judge(
     config: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
     """Hold a record against the tolerances; fails at the first divergent stage and names it."""
+    from molmo2_iree.build.plan import expect_planned
     from molmo2_iree.parity.judge import write_verdict
 
     plan = read_plan(config)
+    expect_planned(output, *(plan.verdict_path(target, record.stem) for target in plan.config.targets))
     say(write_verdict(record, output, plan.config.tolerances[plan.config.weights.storage]))

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,12 @@ from molmo2_iree.architecture import Architecture
 from molmo2_iree.capabilities import cache_bytes, describe, needs, usual_buckets
 from molmo2_iree.commands.show import Row, facts, of_size, table
 from molmo2_iree.detect import JSON_FILES, VIDEO_FILE, read_architecture
-from molmo2_iree.errors import BundleError, CheckpointError
+from molmo2_iree.errors import BundleError, CheckpointError, WeightsError
 from molmo2_iree.manifest import MANIFEST, File, Manifest, read_manifest
 from molmo2_iree.stages import CacheLayout
+
+if TYPE_CHECKING:
+    from molmo2_iree.build.tensors import Stored
 
 BUNDLE_FOLDERS = ("modules", "processor", "weights")
 HOST_FIELDS = ("target.triple", "target.cpu")
@@ -63,27 +66,44 @@ def inspect_checkpoint(folder: Path, config: Path | None, verbose: bool) -> None
     except ImportError as error:
         facts("Tensors", [("not read", f"{error}; pip install 'molmo2-iree[build]'")])
         return
-    from molmo2_iree.build.convert import check_names
-    from molmo2_iree.model.parameters import parameters
-
     found = read_headers(folder)
-    width = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-    size = sum(math.prod(t.shape) * width.get(t.dtype, 0) for t in found.values())
-    dtypes = Counter(t.dtype for t in found.values())
-    blocks = {name.split("resblocks.")[1].partition(".")[0] for name in found if "resblocks." in name}
-    v = architecture.vision
-    rows: list[Row] = [
-        ("count", f"{len(found):,} in {len({t.shard for t in found.values()})} file(s)"),
-        ("bytes", of_size(size)),
-        ("stored as", ", ".join(f"{dtype} ({count})" for dtype, count in sorted(dtypes.items()))),
-        ("ViT blocks", f"{v.declared_blocks} declared, {len(blocks)} stored, {v.blocks} used"),
-    ]
-    facts("Tensors", rows)
+    refusal = _disagreement(found, architecture)
+    facts(
+        "Tensors", _tensor_rows(found, architecture, {name: dtype.itemsize for name, dtype in DTYPES.items()}, refusal)
+    )
     if verbose:
         every = [(name, t.dtype, "x".join(map(str, t.shape)), t.shard.name) for name, t in sorted(found.items())]
         table("Every tensor", ("name", "dtype", "shape", "file"), every)
-    check_names(found, parameters(architecture), architecture)
-    facts("", [("agreement", "every tensor that config.json calls for is there, in its shape")])
+    if refusal is not None:
+        raise refusal
+
+
+def _disagreement(found: "dict[str, Stored]", architecture: Architecture) -> WeightsError | None:
+    from molmo2_iree.build.convert import check_names
+    from molmo2_iree.model.parameters import parameters
+
+    try:
+        check_names(found, parameters(architecture), architecture)
+    except WeightsError as error:
+        return error
+    return None
+
+
+def _tensor_rows(
+    found: "dict[str, Stored]", architecture: Architecture, width: Mapping[str, int], refusal: WeightsError | None
+) -> list[Row]:
+    size = sum(math.prod(t.shape) * width.get(t.dtype, 0) for t in found.values())
+    dtypes = sorted(Counter(t.dtype for t in found.values()).items())
+    blocks = {name.split("resblocks.")[1].partition(".")[0] for name in found if "resblocks." in name}
+    v = architecture.vision
+    agrees = "every tensor that config.json calls for is there, in its shape"
+    return [
+        ("count", f"{len(found):,} in {len({t.shard for t in found.values()})} file(s)"),
+        ("size", of_size(size)),
+        ("stored as", ", ".join(f"{dtype} ({count:,})" for dtype, count in dtypes)),
+        ("ViT blocks", f"{v.declared_blocks} declared, {len(blocks)} stored, {v.blocks} used"),
+        ("agreement", agrees if refusal is None else "refused, see the last line"),
+    ]
 
 
 def capability_rows(architecture: Architecture, sources: Sequence[str], mask_policy: Any = None) -> list[Row]:
@@ -119,7 +139,7 @@ def read_json_files(folder: Path) -> dict[str, Any]:
 def memory_table(
     architecture: Architecture, layout: CacheLayout, buckets: Mapping[str, Sequence[int]], storage: str
 ) -> None:
-    """What each program needs. Weights and the cache are there once, so the columns must not be added up."""
+    """What each program needs; all share one copy of the weights and one cache, so columns must not be added up."""
     every = needs(architecture, layout, buckets, storage)
     rows = [
         (n.program, *(of_size(s) if s else "-" for s in (n.weights, n.arguments, n.cache, n.temporaries)))
@@ -131,7 +151,7 @@ def memory_table(
     each = (
         f"{of_size(total // layout.slots)} for each of {layout.slots} slots of {layout.context:,} rows ({layout.dtype})"
     )
-    facts("", [("cache", f"{of_size(total)}: {each}"), ("shared", "programs share weights and the cache")])
+    facts("Cache", [("in total", of_size(total)), ("shares", each)])
 
 
 def _sizes(architecture: Architecture, config: Path | None) -> tuple[Mapping[str, Sequence[int]], CacheLayout, str]:
@@ -150,21 +170,35 @@ def _sizes(architecture: Architecture, config: Path | None) -> tuple[Mapping[str
 def inspect_bundle(folder: Path, verbose: bool) -> None:
     """What the manifest says, then whether the files are what it says; a refusal comes last, with its exit code."""
     manifest = read_manifest(folder)
-    fields = manifest.compatibility
     runs, refusal = _check(folder, manifest)
     facts(f"Bundle {folder}", [*_bundle_rows(manifest), ("on this machine", runs)])
     _file_tables(manifest, verbose)
     if refusal is None:
-        from molmo2_iree.config import Buckets, Cache
-
-        architecture = read_architecture(read_json_files(folder / "processor"))
-        facts("Model", capability_rows(architecture, [], fields["mask_policy"]))
-        cache = Cache.model_validate_json(json.dumps(_part(fields, "cache.")))
-        buckets = Buckets.model_validate_json(json.dumps(_part(fields, "buckets.")))
-        memory_table(architecture, cache.layout(), buckets.model_dump(), fields["storage"])
+        _model_tables(folder, manifest)
     facts("Gates", _gate_rows(folder, manifest))
     if refusal is not None:
         raise refusal
+
+
+def _model_tables(folder: Path, manifest: Manifest) -> None:
+    from molmo2_iree.config import Buckets, Cache, Weights
+
+    fields = manifest.compatibility
+    architecture = read_architecture(read_json_files(folder / "processor"))
+    try:
+        cache = Cache.model_validate_json(json.dumps(_part(fields, "cache.")))
+        buckets = Buckets.model_validate_json(json.dumps(_part(fields, "buckets.")))
+        storage = Weights(storage=fields["storage"]).storage
+        policy = fields["mask_policy"]
+    except (KeyError, ValueError) as error:
+        raise BundleError(
+            f"{folder}, compatibility",
+            got=str(error)[:200],
+            expected="every field of a bundle",
+            fix="build the bundle again: snakemake all",
+        ) from error
+    facts("Model", capability_rows(architecture, [], policy))
+    memory_table(architecture, cache.layout(), buckets.model_dump(), storage)
 
 
 def _check(folder: Path, manifest: Manifest) -> tuple[str, BundleError | None]:
@@ -187,19 +221,22 @@ def _check(folder: Path, manifest: Manifest) -> tuple[str, BundleError | None]:
 
 
 def _bundle_rows(manifest: Manifest) -> list[Row]:
-    fields = manifest.compatibility
-    known = {name: str(fields.get(name, "(absent)")) for name in ("checkpoint.name", "checkpoint.revision", "storage")}
-    flags = " ".join(fields.get("target.flags") or ()) or "no further flags"
-    target = f"{fields.get('target.name')}: {fields.get('target.triple')}, {fields.get('target.cpu')}, {flags}"
-    sizes = [f"{name} {', '.join(map(str, part))}" for name, part in _part(fields, "buckets.").items()]
+    def of(field: str) -> str:
+        value = manifest.compatibility.get(field, "(absent)")
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+    def under(prefix: str) -> str:
+        return "; ".join(f"{name} {of(prefix + name)}" for name in sorted(_part(manifest.compatibility, prefix)))
+
     everything = [*manifest.modules.values(), *manifest.archives.values(), *manifest.files.values()]
     return [
-        ("checkpoint", f"{known['checkpoint.name']} at {known['checkpoint.revision']}"),
-        ("weights", f"stored as {known['storage']}"),
-        ("mask policy", str(fields.get("mask_policy", "(absent)"))),
-        ("target", target),
-        ("toolchain", ", ".join(f"{name} {text}" for name, text in sorted(_part(fields, "toolchain.").items()))),
-        ("buckets", "; ".join(sizes)),
+        ("checkpoint", f"{of('checkpoint.name')} at {of('checkpoint.revision')}"),
+        ("weights", f"stored as {of('storage')}"),
+        ("mask policy", of("mask_policy")),
+        ("target", f"{of('target.name')}: {of('target.triple')}, {of('target.cpu')}"),
+        ("flags", of("target.flags") or "none of its own"),
+        ("toolchain", under("toolchain.")),
+        ("buckets", under("buckets.")),
         ("compatibility", manifest.compatibility_digest),
         ("size", f"{of_size(sum(file.size for file in everything))} in {len(everything)} files"),
     ]
@@ -228,12 +265,13 @@ def _total(files: Mapping[str, File]) -> str:
 
 def _gate_rows(folder: Path, manifest: Manifest) -> list[Row]:
     if manifest.gates_on == "none":
-        return [("not run here", "gates of this target are not run where it is built; its numbers are unproven")]
+        return [("not run here", "gates of this target do not run where it is built, so its numbers are unproven")]
     records = folder.absolute().parent / "records"
-    verdicts = sorted(records.glob(f"{manifest.compatibility_digest[:12]}-*/**/*.verdict.json"))
+    verdicts = list(records.glob(f"{manifest.compatibility_digest[:12]}-*/**/*.verdict.json"))
     if not verdicts:
         return [("no verdict", "none found beside the bundle: snakemake gates")]
-    return [_verdict_row(path) for path in verdicts]
+    latest = {path.name: path for path in sorted(verdicts, key=lambda path: path.stat().st_mtime_ns)}
+    return [_verdict_row(latest[name]) for name in sorted(latest)]
 
 
 def _verdict_row(path: Path) -> Row:

@@ -162,6 +162,7 @@ MESSAGES = [
     (with_value("patches", (2, 3, 4), np.nan), r"payload.patches\[2, 3, 4\]: got nan, expected a finite value"),
     (with_value("groups", (5, 1), 147), r"payload.groups\[5, 1\]: got 147, expected -1 to 146, image 0's 3 crops"),
     (with_value("groups", (-1, 0), 98), r"payload.groups\[\d+, 0\]: got 98, expected -1 to 97, image 1's 2 crops"),
+    (with_value("groups", (0, 0), -2), r"payload.groups\[0, 0\]: got -2, expected -1 to 146"),
     (with_value("groups", 5, -1), "payload.ids: got 72 image_patch ids, expected 71, one for each group that holds"),
     (with_value("crops", 0, 4), r"payload.crops\[0\]: got 4, expected 3, from grid \[4, 4, 6, 4\]"),
     (
@@ -193,6 +194,13 @@ def test_image_part_ids_without_an_image_are_refused() -> None:
         bare = replace(SAMPLES[0], ids=ids, types=token_types(ids, SMALL.tokens))
         with pytest.raises(RequestError, match="1 image-part ids, expected 0, for 0 images"):
             check_payload(bare, SMALL)
+
+
+@pytest.mark.parametrize("place", [3, 20, 30, 70])
+def test_text_inside_an_image_part_is_refused(place: int) -> None:
+    ids = np.insert(TWO.ids, place, 7)
+    with pytest.raises(RequestError, match=r"expected the .* unbroken ids"):
+        check_payload(replace(TWO, ids=ids, types=token_types(ids, SMALL.tokens)), SMALL)
 
 
 def test_two_images_whose_counts_only_agree_in_total_are_refused() -> None:
