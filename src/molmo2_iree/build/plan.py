@@ -34,6 +34,7 @@ REFERENCE_SOURCE = (
     "parity/inputs.py",
     "parity/native.py",
     "parity/reference.py",
+    "parity/rounding.py",
     "parity/specification.py",
     "parity/specification_files.py",
     "parity/specification_text.py",
@@ -207,6 +208,7 @@ class Plan:
         fields = {
             "files": {name: file.model_dump() for name, file in self.lock.files.items()},
             "mask_policy": self.lock.mask_policy,
+            "storage": self.config.weights.storage,
             "greedy_tokens": self.config.gates.greedy_tokens,
             "source": source_digest(REFERENCE_SOURCE),
         }

@@ -29,7 +29,7 @@ def table(title: str, heads: Row, rows: Sequence[Row]) -> None:
     """Rows under heads. Cells are text: nothing in them is read as markup."""
     console = Console(highlight=False)
     if console.is_terminal:
-        _draw(console, title, heads, rows)
+        draw(console, title, heads, rows)
         return
     lines = [*([heads] if heads else []), *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))] if lines else []
@@ -41,7 +41,8 @@ def table(title: str, heads: Row, rows: Sequence[Row]) -> None:
     sys.stdout.flush()
 
 
-def _draw(console: Console, title: str, heads: Row, rows: Sequence[Row]) -> None:
+def draw(console: Console, title: str, heads: Row, rows: Sequence[Row]) -> None:
+    """The same for a terminal."""
     drawn = Table(show_header=bool(heads), box=None, pad_edge=True, padding=(0, 2, 0, 1))
     for column in range(max((len(row) for row in rows), default=1)):
         drawn.add_column(heads[column] if heads else "", style="bold" if column == 0 else "", overflow="fold")

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from molmo2_iree.build.plan import Plan
 from molmo2_iree.errors import GateError
 from molmo2_iree.parity.cases import Case, case_named
+from molmo2_iree.parity.rounding import rounded_checkpoint
 
 ENVIRONMENT = "environment"
 
@@ -33,7 +35,11 @@ def write_reference(plan: Plan, gate: str, output: Path) -> None:
     folder, causal = plan.checkpoint_folder, plan.lock.mask_policy == "causal"
     given = inputs(folder, case)
     arrays = {f"input.{name}": value for name, value in given.items()}
-    said, environment = _ask(reference, folder, given, plan.config.gates.greedy_tokens, causal)
+    with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
+        storage = plan.config.weights.storage
+        weights = rounded_checkpoint(folder, storage, Path(scratch))
+        said, environment = _ask(reference, weights, given, plan.config.gates.greedy_tokens, causal)
+    environment["matrices_rounded_to"] = storage
     arrays |= said
     wrong = [name for name, value in arrays.items() if not np.isfinite(value).all()]
     if wrong:
