@@ -62,8 +62,12 @@ def test_sizes_come_from_a_configuration_if_given(checkpoint: Path, capsys: pyte
 
 
 def test_molmoweb_goes_by_folder_or_configured_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = said(capsys, checkpoint.rename(checkpoint.parent / "MolmoWeb-4B"))
-    assert rows["mask policy"].startswith("needed from the pin: it goes by the name of MolmoWeb, trained causal")
+    told = "needed from the pin: it goes by the name of MolmoWeb, trained causal"
+    by_folder = checkpoint.rename(checkpoint.parent / "MolmoWeb-4B")
+    assert said(capsys, by_folder)["mask policy"].startswith(told)
+    config = json.loads((by_folder / "config.json").read_text()) | {"_name_or_path": "allenai/MolmoWeb-4B"}
+    (by_folder / "config.json").write_text(json.dumps(config))
+    assert said(capsys, by_folder.rename(checkpoint))["mask policy"].startswith(told)
 
 
 def test_every_tensor_is_listed_if_asked(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,8 +261,8 @@ def test_verdicts_beside_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_verdict(bundle, "00000000", "specification-text", [exact, failed])
     write_verdict(bundle, "00000000", "specification-photo", 7)
     rows = said(capsys, bundle)
-    assert rows["native-photo"] == "passed 3 comparisons, closest to its limit decode.logits at 0.50 of it"
-    assert rows["native-text"] == "passed 1 comparisons"
+    assert rows["native-photo"] == "passed, 3 compared, closest to its limit decode.logits at 0.50 of it"
+    assert rows["native-text"] == "passed, 1 compared"
     assert rows["specification-text"] == "failed, first at merge.embeddings"
     assert rows["specification-photo"].startswith("unreadable verdict")
 

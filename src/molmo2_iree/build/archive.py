@@ -89,7 +89,7 @@ def write_archive(path: Path, sizes: Sequence[tuple[str, int]], chunks: Iterable
                     raise ValueError(
                         f"{path.name}, {slot.name}: {done} of {slot.length} bytes, then a part of {name!r}"
                     )
-                data = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+                data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
                 tensor.update(data)
                 _put(file, data, total)
                 done += part.nbytes

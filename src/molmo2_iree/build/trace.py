@@ -6,6 +6,7 @@ The text names no file, folder or line, so that two checkouts write the same byt
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 import jax
 
@@ -31,7 +32,8 @@ def lower(prepared: Traceable) -> str:
     specs = [*prepared.parameter_specs, *prepared.arguments]
     donated = range(len(specs) - prepared.cache, len(specs))
     lowered = jax.jit(prepared.function, keep_unused=True, donate_argnums=tuple(donated)).lower(*specs)
-    return lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
+    module: Any = lowered.compiler_ir("stablehlo")
+    return module.operation.get_asm(enable_debug_info=False)
 
 
 def externalize(text: str, names: Sequence[str], *, scope: str, module: str) -> str:

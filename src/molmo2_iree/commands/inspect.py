@@ -285,7 +285,7 @@ def _verdict_row(path: Path) -> Row:
     if failed:
         return name, f"failed, first at {failed[0]}"
     closest = f", closest to its limit {max(margins)[1]} at {max(margins)[0]:.2f} of it" if margins else ""
-    return name, f"passed {len(judged)} comparisons{closest}"
+    return name, f"passed, {len(judged)} compared{closest}"
 
 
 def _part(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -79,9 +79,9 @@ def run_stage(model: Model, program: Program, p: Parameters, arguments: tuple[ja
         embeddings, taps = merge(a.text, a.tokens.image_patch, p, *given)
         return (embeddings,), taps
     if program.stage == "prefill":
-        logits, cache, taps = prefill(a.text, model.causal_image, p, *given, cache)
+        logits, cache, taps = prefill(a.text, model.causal_image, p, *given, cache=cache)
     elif program.stage == "extend":
-        logits, cache, taps = extend(a.text, program.sizes()["X"], p, *given, cache)
+        logits, cache, taps = extend(a.text, program.sizes()["X"], p, *given, cache=cache)
     else:
-        logits, cache, taps = decode(a.text, program.sizes()["X"], p, *given, cache)
+        logits, cache, taps = decode(a.text, program.sizes()["X"], p, *given, cache=cache)
     return (logits, *cache), taps

@@ -20,7 +20,7 @@ RESIZE_THREADS = 2
 
 
 def inputs(folder: Path, case: Case) -> dict[str, np.ndarray]:
-    """``ids``, ``types`` [S], ``patches`` [C, N, E], ``groups`` [G, P] local to an image, ``crops``, ``group_counts``."""
+    """``ids``, ``types`` [S], ``patches`` [C, N, E], ``groups`` [G, P] of each image, ``crops``, ``group_counts``."""
     config, image, processor = (
         json.loads((folder / name).read_text())
         for name in ("config.json", "preprocessor_config.json", "processor_config.json")

@@ -95,7 +95,7 @@ def _where(element: Mapping[str, Any], allowed: str) -> str:
 
 
 def write_verdict(path: Path, output: Path, tolerances: Mapping[str, Tolerance]) -> str:
-    """Judge a record's file and write the verdict; GateError names the first divergent stage. Returns a summary line."""
+    """Judge a record's file and write the verdict; returns a line. GateError names the first divergent stage."""
     record = read_record(path)
     try:
         verdicts = judge(record, tolerances)

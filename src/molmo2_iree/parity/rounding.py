@@ -16,7 +16,7 @@ _POSITIONS = "positional_embedding"
 
 
 def rounded_checkpoint(folder: Path, storage: str, output: Path) -> Path:
-    """``folder`` itself for float32; else a copy in ``output`` whose matrices are rounded to ``storage``, as float32."""
+    """``folder`` itself for float32; else a copy in ``output`` with every matrix rounded to ``storage``."""
     if storage == "float32":
         return folder
     output.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,10 @@ class Device:
             context = rt.VmContext(
                 self.instance, modules=[parameters, rt.create_hal_module(self.instance, self.device), module]
             )
-            return rt.FunctionInvoker(context, self.device, module.lookup_function(ENTRY))
+            function = module.lookup_function(ENTRY)
+            if function is None:
+                raise KeyError(f"no function {ENTRY}")
+            return rt.FunctionInvoker(context, self.device, function)
         except (ValueError, RuntimeError, KeyError) as error:
             raise BundleError(
                 str(path), got=str(error)[:300], expected="a module of this bundle", fix="snakemake all"
@@ -60,7 +63,7 @@ class Device:
         """A zeroed array on the device."""
         data = np.zeros(shape, _NUMPY[dtype])
         raw = data.view(np.uint16) if dtype == "bfloat16" else data
-        view = self.device.allocator.allocate_buffer_copy(
+        view: Any = self.device.allocator.allocate_buffer_copy(
             memory_type=rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE,
             allowed_usage=rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING,
             device=self.device,

@@ -1,0 +1,146 @@
+"""A copy of the workflow and the package in a folder of its own, to edit, plan and build there."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PARTS = ("Snakefile", "rules", "config", "profiles", "src/molmo2_iree")
+NOTHING = "Nothing to be done"
+PATIENCE = 300
+"""Seconds after which a hanging command is a failure."""
+
+Command = subprocess.CompletedProcess[str]
+
+
+class Workspace:
+    """``snakemake`` and ``molmo2`` run in the folder, with the folder's own source."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(folder / "src"),
+        }
+
+    @classmethod
+    def copied(cls, folder: Path) -> "Workspace":
+        """A fresh copy of the checkout's sources, nothing built."""
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, folder / part)
+        return cls(folder)
+
+    def clone(self, folder: Path) -> "Workspace":
+        """Another workspace with everything of this one, times included."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Workspace(folder)
+
+    # --- edits -----------------------------------------------------------------------------------------------------
+
+    def configure(self, edits: dict[str, Any], file: str = "config/default.yaml") -> None:
+        """Set dotted keys of a YAML file: {"buckets.tokens": [256]}."""
+        path = self.folder / file
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for dotted, value in edits.items():
+            *parents, key = dotted.split("/") if "/" in dotted else dotted.split(".")
+            inner = content
+            for parent in parents:
+                inner = inner[parent]
+            inner[key] = value
+        path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+    def replace(self, file: str, old: str, new: str) -> None:
+        """Replace the one occurrence of ``old``."""
+        path = self.folder / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {file}"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+    def append(self, file: str, text: str) -> None:
+        """Append to a file, made if absent."""
+        with (self.folder / file).open("a", encoding="utf-8") as opened:
+            opened.write(text)
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def run(self, *command: str) -> Command:
+        """Run a command here; standard output and error together."""
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def snakemake(self, *arguments: str) -> Command:
+        """Run snakemake here."""
+        return self.run("snakemake", *arguments)
+
+    def molmo2(self, *arguments: str) -> Command:
+        """Run a verb here."""
+        return self.run("molmo2", *arguments)
+
+    def build(self, *arguments: str) -> str:
+        """Run snakemake, which must succeed; its output."""
+        done = self.snakemake(*arguments)
+        assert done.returncode == 0, done.stdout[-4000:]
+        return done.stdout
+
+    def jobs(self, *targets: str) -> dict[str, int]:
+        """Jobs by rule that a dry run plans; empty if there is nothing to be done."""
+        return job_table(self.build(*targets, "-n", "-q", "rules"))
+
+    def python(self, code: str) -> str:
+        """What a piece of Python prints with this workspace's package."""
+        done = self.run(sys.executable, "-c", code)
+        assert done.returncode == 0, done.stdout[-4000:]
+        return done.stdout.strip()
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def pretend_built(self) -> None:
+        """Write a stand-in for every artifact, and the records Snakemake keeps: all it looks at is what exists."""
+        listed = self.build("all", "--summary")
+        for line in listed.splitlines():
+            path = self.folder / line.partition("\t")[0]
+            if line.startswith("artifacts/") and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(line, encoding="utf-8")
+        self.build("all", "--touch", "--forceall", "-q", "all")
+
+    def share_modules(self) -> None:
+        """Start with the modules that the checkout has compiled, if any: they are keyed by their content."""
+        cache = ROOT / "artifacts/cache/modules"
+        if cache.is_dir():
+            wanted = shutil.ignore_patterns(".*")
+            shutil.copytree(cache, self.folder / "artifacts/cache/modules", ignore=wanted)
+
+    def files(self, pattern: str) -> list[Path]:
+        """Files below the artifacts, relative to the workspace."""
+        return sorted(path.relative_to(self.folder) for path in (self.folder / "artifacts").glob(pattern))
+
+
+def job_table(output: str) -> dict[str, int]:
+    """The counts below ``Job stats`` without target rules' own rows and the total: {"trace": 24, "compile": 44}."""
+    if NOTHING in output:
+        return {}
+    head, found, rest = output.partition("Job stats:")
+    assert found, output[-2000:]
+    rows = re.findall(r"^([\w-]+) +(\d+)$", rest.partition("\n\n")[0], re.MULTILINE)
+    return {rule: int(count) for rule, count in rows if rule != "total"}
