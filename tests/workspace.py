@@ -17,6 +17,30 @@ NOTHING = "Nothing to be done"
 PATIENCE = 300
 """Seconds after which a hanging command is a failure."""
 
+TWO_TARGETS: dict[str, Any] = {
+    "buckets.crops": [5, 9],
+    "buckets.tokens": [256, 768],
+    "buckets.extend": [16],
+    "buckets.slots": [1, 4],
+    "buckets.context": [256, 1024],
+    "targets": ["cpu", "cpu-arm64"],
+    "gates.cases": ["text", "photo"],
+    "gates.references": ["specification", "native"],
+}
+"""14 programs and 4 diagnostic ones, two targets of which cpu has gates, four gates."""
+
+ONE_OF_EACH: dict[str, Any] = {
+    "buckets.crops": [9],
+    "buckets.tokens": [768],
+    "buckets.extend": [64],
+    "buckets.slots": [4],
+    "buckets.context": [1024],
+    "targets": ["cpu"],
+    "gates.cases": ["text", "photo"],
+    "gates.references": ["specification"],
+}
+"""6 programs and 4 diagnostic ones, all of which the default configuration compiles too; two gates."""
+
 Command = subprocess.CompletedProcess[str]
 
 
@@ -50,7 +74,7 @@ class Workspace:
     # --- edits -----------------------------------------------------------------------------------------------------
 
     def configure(self, edits: dict[str, Any], file: str = "config/default.yaml") -> None:
-        """Set dotted keys of a YAML file: {"buckets.tokens": [256]}."""
+        """Set keys of a YAML file, dotted, or with slashes where a key has a dot: {"buckets.tokens": [256]}."""
         path = self.folder / file
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         for dotted, value in edits.items():
@@ -103,8 +127,9 @@ class Workspace:
         return done.stdout
 
     def jobs(self, *targets: str) -> dict[str, int]:
-        """Jobs by rule that a dry run plans; empty if there is nothing to be done."""
-        return job_table(self.build(*targets, "-n", "-q", "rules"))
+        """Jobs by rule that a dry run plans, target rules aside; empty if there is nothing to be done."""
+        planned = job_table(self.build(*targets, "-n", "-q", "rules"))
+        return {rule: count for rule, count in planned.items() if rule not in (targets or ("all",))}
 
     def python(self, code: str) -> str:
         """What a piece of Python prints with this workspace's package."""
@@ -137,7 +162,7 @@ class Workspace:
 
 
 def job_table(output: str) -> dict[str, int]:
-    """The counts below ``Job stats`` without target rules' own rows and the total: {"trace": 24, "compile": 44}."""
+    """The rows below ``Job stats`` without the total: {"trace": 24, "compile": 44, "all": 1}."""
     if NOTHING in output:
         return {}
     head, found, rest = output.partition("Job stats:")
