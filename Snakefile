@@ -6,6 +6,7 @@ min_version("9.25")
 
 
 configfile: "config/targets.yaml"
+configfile: "config/references.yaml"
 configfile: "config/tolerances.yaml"
 configfile: "config/default.yaml"
 

@@ -3,8 +3,11 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +140,28 @@ class Workspace:
         assert done.returncode == 0, done.stdout[-4000:]
         return done.stdout.strip()
 
+    def plan(self, expression: str) -> str:
+        """An expression about this workspace's plan: "module_path('cpu', plan.programs[0])"."""
+        return self.python(
+            "from pathlib import Path\n"
+            "from molmo2_iree.build.plan import make_plan\n"
+            "from molmo2_iree.config import read_config\n"
+            f"plan = make_plan(read_config(Path('config/default.yaml')))\nprint(plan.{expression})"
+        )
+
+    def start(self, *command: str) -> "Started":
+        """Start a command in a process group of its own."""
+        return Started(
+            subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+
     # --- state -----------------------------------------------------------------------------------------------------
 
     def pretend_built(self) -> None:
@@ -161,11 +186,39 @@ class Workspace:
         return sorted(path.relative_to(self.folder) for path in (self.folder / "artifacts").glob(pattern))
 
 
+class Started:
+    """A running command and everything it started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def kill_when(self, seen: Callable[[], bool]) -> None:
+        """Wait until ``seen``, then kill -9 the command and everything it started."""
+        deadline = time.monotonic() + PATIENCE
+        while not seen():
+            assert self.process.poll() is None, f"it ended first, with {self.process.returncode}"
+            assert time.monotonic() < deadline, "it never came that far"
+            time.sleep(0.002)
+        os.killpg(self.process.pid, signal.SIGKILL)
+        assert self.process.wait() == -signal.SIGKILL
+
+    def runs(self, name: str) -> bool:
+        """Whether a program of this name runs among the processes of the group."""
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                head, _, rest = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")
+            except OSError:
+                continue
+            if head.endswith(f"({name}") and int(rest.split()[2]) == self.process.pid:
+                return True
+        return False
+
+
 def job_table(output: str) -> dict[str, int]:
     """The rows below ``Job stats`` without the total: {"trace": 24, "compile": 44, "all": 1}."""
     if NOTHING in output:
         return {}
-    head, found, rest = output.partition("Job stats:")
+    _head, found, rest = output.partition("Job stats:")
     assert found, output[-2000:]
     rows = re.findall(r"^([\w-]+) +(\d+)$", rest.partition("\n\n")[0], re.MULTILINE)
     return {rule: int(count) for rule, count in rows if rule != "total"}

@@ -1,12 +1,12 @@
 """The configuration: what to build, for which targets and sizes, judged how. Validated before anything is hashed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from molmo2_iree.architecture import Frozen
 from molmo2_iree.errors import ConfigError
@@ -15,9 +15,19 @@ from molmo2_iree.stages import CacheLayout
 
 Size = Annotated[int, Field(ge=1)]
 Sizes = Annotated[tuple[Size, ...], Field(min_length=1)]
+Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 Dtype = Literal["float32", "bfloat16"]
-SHARED = ("targets.yaml", "tolerances.yaml")
+Reference = Literal["specification", "native", "mlx", "mlx-shipped"]
+SHARED = ("targets.yaml", "references.yaml", "tolerances.yaml")
 """Files beside a configuration that every configuration shares."""
+
+
+def once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a name that is given twice."""
+    if len(set(names)) != len(names):
+        raise ValueError("each name once")
+    return names
 
 
 class Weights(Frozen):
@@ -63,11 +73,14 @@ class Target(Frozen):
     flags: tuple[str, ...] = ()
     gates_on: Literal["cpu", "none"]
 
-    @model_validator(mode="after")
-    def _portable(self) -> "Target":
-        if any(word in " ".join((self.cpu, *self.flags)) for word in ("host", "native")):
+    @field_validator("cpu", "flags")
+    @classmethod
+    def _portable(cls, words: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if any(
+            level in word for word in ([words] if isinstance(words, str) else words) for level in ("host", "native")
+        ):
             raise ValueError("a named instruction level; 'host' and 'native' mean another module on every machine")
-        return self
+        return words
 
 
 class Toolchain(Frozen):
@@ -80,17 +93,26 @@ class Toolchain(Frozen):
 class Gates(Frozen):
     """Which cases are measured against which references, and how many greedy tokens are compared."""
 
-    cases: Annotated[tuple[str, ...], Field(min_length=1)]
-    references: Annotated[tuple[Literal["specification", "native"], ...], Field(min_length=1)]
+    cases: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(once)]
+    references: Annotated[tuple[Reference, ...], Field(min_length=1), AfterValidator(once)]
     greedy_tokens: Size = 32
+
+
+class Environment(Frozen):
+    """What a reference must have run with; a record that states another value, or none, fails its gate."""
+
+    device: str
+    dtype: str
+    versions: Annotated[dict[str, str], Field(min_length=1)]
+    switches: dict[str, bool | str | tuple[str, ...]] = Field(default_factory=dict)
 
 
 class Tolerance(Frozen):
     """|got - reference| <= atol + rtol * |reference| per element, and a ceiling on the RMS of the difference."""
 
-    atol: Annotated[float, Field(ge=0)]
-    rtol: Annotated[float, Field(ge=0)]
-    rms: Annotated[float, Field(ge=0)]
+    atol: Limit
+    rtol: Limit
+    rms: Limit
     reason: Annotated[str, Field(min_length=20)]
 
 
@@ -101,46 +123,60 @@ class Config(Frozen):
     weights: Weights = Weights()
     cache: Cache
     buckets: Buckets
-    targets: Annotated[tuple[str, ...], Field(min_length=1)]
+    targets: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(once)]
     gates: Gates
-    known_targets: dict[str, Target]
+    known_targets: dict[Name, Target]
     toolchain: Toolchain
+    references: dict[Reference, Environment]
     tolerances: dict[Dtype, dict[str, Tolerance]]
-
-    @model_validator(mode="after")
-    def _agree(self) -> "Config":
-        unknown = [name for name in self.targets if name not in self.known_targets]
-        if unknown:
-            raise ValueError(f"targets {unknown} are not among known_targets {sorted(self.known_targets)}")
-        limits = (("tokens", self.cache.context), ("context", self.cache.context), ("slots", self.cache.slots))
-        for name, limit in limits:
-            largest = getattr(self.buckets, name)[-1]
-            if largest > limit:
-                raise ValueError(f"buckets.{name} has {largest}, the cache holds {limit}")
-        for name, size in (("context", self.cache.context), ("slots", self.cache.slots)):
-            if getattr(self.buckets, name)[-1] != size:
-                raise ValueError(
-                    f"the largest of buckets.{name} must be cache.{name} = {size}, or some of the cache is unused"
-                )
-        if self.buckets.extend[-1] > self.buckets.context[0]:
-            raise ValueError("buckets.extend must not exceed the smallest of buckets.context")
-        return self
 
 
 def validate(raw: dict[str, Any], where: str) -> Config:
     """A configuration from parsed YAML; ConfigError names the first wrong field, what it was and what it must be."""
     try:
-        return Config.model_validate_json(json.dumps(raw))
+        config = Config.model_validate_json(json.dumps(raw))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
-        got = "an unknown key" if first["type"] == "extra_forbidden" else repr(first["input"])[:120]
-        expected = "one of the keys in config/README.md" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(
-            f"{where}, {field}", got=got, expected=expected, fix=f"edit {where}; config/README.md lists every key"
-        ) from error
+        unknown = first["type"] == "extra_forbidden"
+        got = "an unknown key" if unknown else repr(first["input"])[:120]
+        expected = "one of the keys in config/README.md" if unknown else first["msg"].removeprefix("Value error, ")
+        raise _refusal(where, field, got, expected) from error
     except TypeError as error:
         raise ConfigError(where, got=str(error), expected="plain YAML values", fix=f"edit {where}") from error
+    for field, got, agrees, expected in _agreements(config):
+        if not agrees:
+            raise _refusal(where, field, repr(got), expected)
+    return config
+
+
+def _agreements(config: Config) -> Iterator[tuple[str, object, bool, str]]:
+    """(field, its value, whether it agrees with the other fields, what it must be)."""
+    buckets, cache = config.buckets, config.cache
+    for index, name in enumerate(config.targets):
+        known = ", ".join(config.known_targets)
+        yield f"targets.{index}", name, name in config.known_targets, f"one of known_targets: {known}"
+    for index, name in enumerate(config.gates.references):
+        known = ", ".join(config.references)
+        yield f"gates.references.{index}", name, name in config.references, f"one of references: {known}"
+    for name in ("slots", "context"):
+        sizes, size = getattr(buckets, name), getattr(cache, name)
+        yield f"buckets.{name}", list(sizes), sizes[-1] == size, f"sizes up to exactly cache.{name}, {size}"
+    fits = buckets.tokens[-1] <= cache.context
+    yield "buckets.tokens", list(buckets.tokens), fits, f"sizes up to cache.context, {cache.context}"
+    fits = buckets.extend[-1] <= buckets.context[0]
+    yield (
+        "buckets.extend",
+        list(buckets.extend),
+        fits,
+        f"sizes up to the first of buckets.context, {buckets.context[0]}",
+    )
+
+
+def _refusal(where: str, field: str, got: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{where}, {field}", got=got, expected=expected, fix=f"edit {where}; config/README.md lists every key"
+    )
 
 
 def read_config(path: Path) -> Config:
@@ -152,12 +188,30 @@ def read_config(path: Path) -> Config:
         loaded = _load(part)
         if not isinstance(loaded, dict):
             raise ConfigError(str(part), got=type(loaded).__name__, expected="a mapping", fix=f"edit {part}")
-        raw |= loaded
+        raw = merged(raw, loaded)
     return validate(raw, str(path))
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings merged key by key, all else replaced, as Snakemake does with its configuration files.
+
+    {"a": {"b": 1}, "c": [1]} below {"a": {"d": 2}, "c": [2]} gives {"a": {"b": 1, "d": 2}, "c": [2]}.
+    """
+    both = {key: merged(below[key], above[key]) for key in below.keys() & above.keys() if _mappings(below, above, key)}
+    return {**below, **above, **both}
+
+
+def _mappings(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:
+    return isinstance(below[key], Mapping) and isinstance(above[key], Mapping)
+
+
+def json_schema() -> str:
+    """The text of ``config/schema.json``: every key of a configuration with the shared files merged in."""
+    return json.dumps(Config.model_json_schema(), indent=1, sort_keys=True) + "\n"
+
+
 def write_resolved(config: Config, folder: Path, name: str) -> Path:
-    """Write the configuration as canonical JSON under its digest, once, by rename; jobs of a workflow read that file."""
+    """Write the configuration as JSON under its digest, once, by rename; jobs of a workflow read that file."""
     path = folder / f"{name}.json"
     if not path.exists():
         write_whole(path, json.dumps(config.model_dump(mode="json"), sort_keys=True, indent=1))

@@ -16,11 +16,13 @@ PROGRAMS, TAPS, GATES = 14, 4, 4
 MEASURED = {"measure_cpu": GATES, "judge_cpu": GATES}
 BUNDLED = {"bundle_cpu": 1, "bundle_cpu_arm64": 1, **MEASURED}
 COMPILED = {"compile": 2 * PROGRAMS + TAPS, **BUNDLED}
+REPAIRED = {"bundle_cpu": 1, **MEASURED}
 TRACED = {"trace": PROGRAMS + TAPS, **COMPILED}
 REFERRED = {"reference": GATES}
 EVERYTHING = {"checkpoint": 1, "convert": 1, **TRACED, **REFERRED}
 
 TARGETS, TOLERANCES = "config/targets.yaml", "config/tolerances.yaml"
+REFERENCES = "config/references.yaml"
 LOCK = "config/locks/embedded.yaml"
 PACKAGE = "src/molmo2_iree"
 COMMENT = "# a remark\n"
@@ -104,6 +106,10 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
         {"reference": 2, "measure_cpu": 2, "judge_cpu": 2},
     ),
     "greedy tokens": (default(gates__greedy_tokens=16), {**REFERRED, **MEASURED}),
+    "a reference's pin": (
+        setting(REFERENCES, "references/native/versions/torch", "2.14.0"),
+        {**REFERRED, **MEASURED},
+    ),
     "source of the comparison": (comment("parity/compare.py"), MEASURED),
     "source of the specification": (comment("parity/specification_text.py"), {**REFERRED, **MEASURED}),
     "source of the runtime": (comment("runtime/model.py"), MEASURED),
@@ -138,7 +144,11 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
     "the compiler's pin": (setting(TARGETS, "toolchain.iree", "3.14.0"), TRACED),
     "the weights' storage": (default(weights__storage="bfloat16"), {"convert": 1, **TRACED, **REFERRED}),
     "another revision": (setting(LOCK, "revision", "0" * 40), EVERYTHING),
-    "another file": (setting(LOCK, "files/tokenizer.json/sha256", "0" * 64), {"convert": 1, **TRACED, **REFERRED}),
+    # The revision names a checkpoint's files, so they are not fetched again.
+    "another digest under the same revision": (
+        setting(LOCK, "files/tokenizer.json/sha256", "0" * 64),
+        {"convert": 1, **TRACED, **REFERRED},
+    ),
     # What is missing comes back, and no more than that.
     "a module lost from a bundle": (
         delete("*/cpu-[!a]*/bundle-*/modules/decode-b1x256.vmfb"),
@@ -178,9 +188,9 @@ def planned(
         CASES[case][0](workspace)
         return workspace.jobs()
 
-    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
+    chosen = {item.name for item in request.session.items}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {case: pool.submit(plan, case) for case in CASES if case in chosen}
+        yield {case: pool.submit(plan, case) for case in CASES if f"{test_what_rebuilds.__name__}[{case}]" in chosen}
 
 
 @pytest.mark.parametrize("case", CASES)

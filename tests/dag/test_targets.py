@@ -61,11 +61,7 @@ def test_the_names_are_listed(fresh: Workspace) -> None:
 
 
 def test_a_file_by_name(fresh: Workspace) -> None:
-    path = fresh.python(
-        "from molmo2_iree.build.plan import make_plan; from molmo2_iree.config import read_config; from pathlib import Path;"
-        "plan = make_plan(read_config(Path('config/default.yaml')));"
-        "print(plan.module_path('cpu', plan.program('prefill-s256')))"
-    )
+    path = fresh.plan("module_path('cpu', plan.program('prefill-s256'))")
     assert fresh.jobs(path) == {"trace": 1, "compile": 1}
 
 

@@ -243,11 +243,12 @@ def test_an_incomplete_bundle_is_refused_as_one(tmp_path: Path) -> None:
         inspect(tmp_path / "bundle")
 
 
-def write_verdict(bundle: Path, measuring: str, gate: str, verdicts: object) -> None:
+def write_verdict(bundle: Path, measuring: str, gate: str, verdicts: object, **more: object) -> None:
     compatibility = json.loads((bundle / "manifest.json").read_text())["compatibility_digest"]
     folder = bundle.parent / "records" / f"{compatibility[:12]}-{measuring}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{gate}.verdict.json").write_text(json.dumps({"gate": gate, "target": "cpu", "verdicts": verdicts}))
+    content = {"gate": gate, "target": "cpu", "verdicts": verdicts}
+    (folder / f"{gate}.verdict.json").write_text(json.dumps(content | more))
 
 
 def test_verdicts_beside_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,11 +261,16 @@ def test_verdicts_beside_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_verdict(bundle, "00000000", "native-text", [exact])
     write_verdict(bundle, "00000000", "specification-text", [exact, failed])
     write_verdict(bundle, "00000000", "specification-photo", 7)
+    for gate, first in (("mlx-shipped-photo", failed), ("mlx-shipped-text", None)):
+        note: dict[str, Any] = {"informational": True, "first_difference": first}
+        write_verdict(bundle, "00000000", gate, [{"stage": "input.ids", "agrees": True}], **note)
     rows = said(capsys, bundle)
     assert rows["native-photo"] == "passed, 3 compared, closest to its limit decode.logits at 0.50 of it"
     assert rows["native-text"] == "passed, 1 compared"
     assert rows["specification-text"] == "failed, first at merge.embeddings"
     assert rows["specification-photo"].startswith("unreadable verdict")
+    assert rows["mlx-shipped-photo"] == "decides nothing, 1 compared, first differs at merge.embeddings"
+    assert rows["mlx-shipped-text"] == "decides nothing, 1 compared, differs nowhere"
 
 
 def test_looking_into_a_bundle_loads_neither_jax_nor_the_compiler_nor_torch(tmp_path: Path) -> None:

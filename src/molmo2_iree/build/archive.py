@@ -94,6 +94,8 @@ def write_archive(path: Path, sizes: Sequence[tuple[str, int]], chunks: Iterable
                 _put(file, data, total)
                 done += part.nbytes
             digests[slot.name] = tensor.hexdigest()
+        if (left := next(parts, None)) is not None:
+            raise ValueError(f"{path.name}, {left[0]}: {left[1].nbytes} bytes after the last tensor")
         _put(file, b"\0" * (size - file.tell()), total)
         file.flush()
         os.fsync(file.fileno())

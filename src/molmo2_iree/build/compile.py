@@ -24,7 +24,7 @@ def compile_program(program: Path, target: Target, output: Path, cache: Path, pi
     text, flags = program.read_bytes(), target_flags(target)
     key = digest([hashlib.sha256(text).hexdigest(), flags, pinned])
     cached, proof = cache / f"{key}.vmfb", cache / f"{key}.sha256"
-    hit = cached.exists() and proof.exists() and proof.read_text(encoding="ascii") == file_sha256(cached)
+    hit = cached.exists() and proof.exists() and proof.read_bytes() == file_sha256(cached).encode()
     if not hit:
         cache.mkdir(parents=True, exist_ok=True)
         temporary = cache / f".{key}.{os.getpid()}.tmp"

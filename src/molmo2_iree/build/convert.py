@@ -41,15 +41,15 @@ def convert(checkpoint: Path, architecture: Architecture, storage: str, output: 
         archives.setdefault(parameter.archive, []).append(parameter)
     written: dict[str, Written] = {}
     temporaries = {name: output / f".{name}.irpa.tmp" for name in archives}
+    index = output / f".{INDEX_FILE}.tmp"
     try:
         for name, chosen in archives.items():
             sizes = [(p.name, int(np.prod(p.shape)) * _NUMPY[p.dtype(storage)].itemsize) for p in chosen]
             parts = _parts(chosen, stored, architecture, storage, progress)
             written[name] = write_archive(temporaries[name], sizes, parts)
-        index = output / f".{INDEX_FILE}.tmp"
         index.write_text(json.dumps(_describe(archives, written, storage), indent=1, sort_keys=True), encoding="utf-8")
     except BaseException:
-        for temporary in temporaries.values():
+        for temporary in (*temporaries.values(), index):
             temporary.unlink(missing_ok=True)
         raise
     final = [temporaries[name].replace(output / f"{name}.irpa") for name in archives]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ARTIFACTS = PurePosixPath("artifacts")
 ARCHIVES = ("vision", "text")
 CONVERTING_SOURCE = (
+    "architecture.py",
     "build/archive.py",
     "build/convert.py",
     "build/tensors.py",
@@ -31,6 +32,7 @@ TRACED_SOURCE = ("architecture.py", "stages.py", "model", "build/trace.py")
 BUNDLING_SOURCE = ("build/bundle.py", "manifest.py")
 REFERENCE_SOURCE = (
     "parity/cases.py",
+    "parity/expected.py",
     "parity/inputs.py",
     "parity/native.py",
     "parity/reference.py",
@@ -39,6 +41,8 @@ REFERENCE_SOURCE = (
     "parity/specification_files.py",
     "parity/specification_text.py",
     "parity/specification_vision.py",
+    "parity/witness.py",
+    "parity/witness_listening.py",
 )
 MEASURING_SOURCE = ("parity", "preprocess", "runtime")
 WEIGHT_SUFFIX = ".safetensors"
@@ -65,9 +69,10 @@ class Plan:
 
     @cached_property
     def weights_digest(self) -> str:
-        """12 hex: the lock's revision and files, storage dtype and converting source; not where files came from."""
+        """12 hex: all of the lock but where its files come from, storage dtype and converting source."""
         return digest(
             {
+                "architecture": self.lock.architecture.model_dump(mode="json"),
                 "revision": self.lock.revision,
                 "files": {name: file.model_dump() for name, file in self.lock.files.items()},
                 "storage": self.config.weights.storage,
@@ -204,12 +209,13 @@ class Plan:
 
     @property
     def reference_folder(self) -> Path:
-        """Reference outputs: they depend on checkpoint, cases and the references' source, on no build of ours."""
+        """Reference outputs: they depend on checkpoint, cases, the references' source and pins, on no build of ours."""
         fields = {
             "files": {name: file.model_dump() for name, file in self.lock.files.items()},
             "mask_policy": self.lock.mask_policy,
             "storage": self.config.weights.storage,
             "greedy_tokens": self.config.gates.greedy_tokens,
+            "references": {name: pins.model_dump(mode="json") for name, pins in self.config.references.items()},
             "source": source_digest(REFERENCE_SOURCE),
         }
         return Path(ARTIFACTS / "references" / digest(fields, 12))

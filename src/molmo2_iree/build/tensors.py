@@ -88,7 +88,7 @@ def _index(folder: Path) -> dict[str, str] | None:
         index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         if not isinstance(index, dict) or not all(isinstance(shard, str) for shard in index.values()):
             raise TypeError("weight_map")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WeightsError(
             str(path), got=f"no usable index ({error})", expected="a JSON object with weight_map", fix="molmo2 fetch"
         ) from error

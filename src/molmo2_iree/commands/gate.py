@@ -46,8 +46,10 @@ def judge(
 ) -> None:
     """Hold a record against the tolerances; fails at the first divergent stage and names it."""
     from molmo2_iree.build.plan import expect_planned
+    from molmo2_iree.parity.expected import expected_environment
     from molmo2_iree.parity.judge import write_verdict
 
     plan = read_plan(config)
     expect_planned(output, *(plan.verdict_path(target, record.stem) for target in plan.config.targets))
-    say(write_verdict(record, output, plan.config.tolerances[plan.config.weights.storage]))
+    limits = plan.config.tolerances[plan.config.weights.storage]
+    say(write_verdict(record, output, limits, lambda reference: expected_environment(plan, reference)))

@@ -277,7 +277,12 @@ def _gate_rows(folder: Path, manifest: Manifest) -> list[Row]:
 def _verdict_row(path: Path) -> Row:
     name = path.name.removesuffix(".verdict.json")
     try:
-        judged = json.loads(path.read_bytes())["verdicts"]
+        content = json.loads(path.read_bytes())
+        judged = content["verdicts"]
+        if content.get("informational"):
+            first = content["first_difference"]
+            where = f"first differs at {first['stage']}" if first else "differs nowhere"
+            return name, f"decides nothing, {len(judged)} compared, {where}"
         failed = [str(verdict["stage"]) for verdict in judged if not verdict["passed"]]
         margins = [(float(verdict["margin"]), str(verdict["stage"])) for verdict in judged if "margin" in verdict]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,14 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from molmo2_iree.config import Tolerance
+from molmo2_iree.config import Reference, Tolerance
 from molmo2_iree.errors import GateError
 from molmo2_iree.files import write_whole
+from molmo2_iree.parity.expected import INFORMATIONAL, STAGES, check_environment
 from molmo2_iree.parity.measure import SCHEMA
+from molmo2_iree.parity.reference import split_gate
 
 MEASURE_AGAIN = "delete the record and run: snakemake gates"
 REQUIRED = (
@@ -30,10 +32,16 @@ def tolerance_key(stage: str) -> str:
     return head if tail.isdigit() or tail == "module" else stage
 
 
-def judge(record: Mapping[str, Any], tolerances: Mapping[str, Tolerance]) -> list[dict[str, Any]]:
-    """One verdict per comparison: stage, passed, margin (worst / allowed), and the worst element where it failed."""
+def judge(
+    record: Mapping[str, Any], tolerances: Mapping[str, Tolerance], covers: Sequence[str] = STAGES
+) -> list[dict[str, Any]]:
+    """One verdict per comparison: stage, passed, margin (worst / allowed), and the worst element where it failed.
+
+    ``covers`` are the stages that the reference must have spoken about.
+    """
     stages = [entry["stage"] for entry in record["comparisons"]]
-    missing = [stage for stage in REQUIRED if stage not in stages]
+    spoken = ("input", *covers)
+    missing = [stage for stage in REQUIRED if stage.partition(".")[0] in spoken and stage not in stages]
     failed_inputs = any(entry["kind"] == "exact" and entry.get("unequal") != 0 for entry in record["comparisons"])
     if missing and not failed_inputs:
         raise GateError(
@@ -94,30 +102,74 @@ def _where(element: Mapping[str, Any], allowed: str) -> str:
     return f"at {element['index']}: got {element['got']}, expected {element['expected']}, allowed {allowed}"
 
 
-def write_verdict(path: Path, output: Path, tolerances: Mapping[str, Tolerance]) -> str:
-    """Judge a record's file and write the verdict; returns a line. GateError names the first divergent stage."""
+def write_verdict(
+    path: Path,
+    output: Path,
+    tolerances: Mapping[str, Tolerance],
+    expected: Callable[[Reference], Mapping[str, Any]],
+) -> str:
+    """Judge a record's file and write the verdict; returns a line. GateError names the first divergent stage.
+
+    ``expected`` gives the environment that a reference must have run in.
+    """
     record = read_record(path)
     try:
-        verdicts = judge(record, tolerances)
-    except (KeyError, TypeError, IndexError) as error:
+        reference, _ = split_gate(record["gate"])
+        wanted = expected(reference)
+        check_environment(record["gate"], record["reference"], wanted)
+        verdicts = judge(record, tolerances, wanted["covers"])
+        head = {name: record[name] for name in ("gate", "target", "informational")} | {"covers": wanted["covers"]}
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise GateError(
             str(path), got=f"no usable record ({error!r})", expected="a record as written by measure", fix=MEASURE_AGAIN
         ) from error
+    if head["informational"] is not (reference in INFORMATIONAL):
+        raise GateError(
+            f"record {path}, informational",
+            got=head["informational"],
+            expected=f"{reference in INFORMATIONAL} for reference {reference}",
+            fix=MEASURE_AGAIN,
+        )
+    return (_note if head["informational"] else _decide)(head, verdicts, path, output)
+
+
+def _decide(head: dict[str, Any], verdicts: list[dict[str, Any]], path: Path, output: Path) -> str:
     failed = [verdict for verdict in verdicts if not verdict["passed"]]
     if failed:
         first = failed[0]
         raise GateError(
-            f"gate {record['gate']} on {record['target']}, first divergent stage {first['stage']}",
+            f"gate {head['gate']} on {head['target']}, first divergent stage {first['stage']}",
             got=f"a difference {first['why']}; {len(failed)} of {len(verdicts)} stages fail",
-            expected=f"agreement with {record['reference']['reference']} within config/tolerances.yaml",
+            expected="agreement with the reference within config/tolerances.yaml",
             fix=f"compare that stage; the evidence is {path}",
         )
-    write_whole(
-        output, json.dumps({"gate": record["gate"], "target": record["target"], "verdicts": verdicts}, indent=1)
-    )
+    write_whole(output, json.dumps(head | {"verdicts": verdicts}, indent=1))
     worst = max((v for v in verdicts if "margin" in v), key=lambda v: v["margin"])
+    only = "" if len(head["covers"]) == len(STAGES) else f" of {', '.join(head['covers'])} only"
     closest = f"closest to its limit {worst['stage']} at {worst['margin']:.2f}"
-    return f"passed {record['gate']}: {len(verdicts)} comparisons, {closest}"
+    return f"passed {head['gate']}: {len(verdicts)} comparisons{only}, {closest}"
+
+
+def _note(head: dict[str, Any], verdicts: list[dict[str, Any]], path: Path, output: Path) -> str:
+    """Write how a reference that is known to be wrong differs: its stages agree or not, and none passes."""
+    failed = [verdict for verdict in verdicts if not verdict["passed"]]
+    if any(verdict["stage"].startswith("input.") for verdict in failed):
+        raise GateError(
+            f"gate {head['gate']} on {head['target']}, {failed[0]['stage']}",
+            got=f"other inputs {failed[0]['why']}",
+            expected="the inputs the reference had, without which its differences say nothing",
+            fix=f"compare the inputs; the evidence is {path}",
+        )
+    first = failed[0] if failed else None
+    agreements = [{"agrees" if name == "passed" else name: v for name, v in entry.items()} for entry in verdicts]
+    content = head | {
+        "first_difference": first and {name: value for name, value in first.items() if name != "passed"},
+        "differing_stages": len(failed),
+        "verdicts": agreements,
+    }
+    write_whole(output, json.dumps(content, indent=1))
+    said = f"first differs at {first['stage']} {first['why']}" if first else "differs nowhere"
+    return f"noted {head['gate']}, which decides nothing: {said}; {len(failed)} of {len(verdicts)} stages differ"
 
 
 def read_record(path: Path) -> dict[str, Any]:

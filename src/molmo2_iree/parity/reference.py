@@ -2,29 +2,36 @@
 
 import json
 import os
-import sys
+import platform
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from molmo2_iree.build.plan import Plan
+from molmo2_iree.config import Reference
 from molmo2_iree.errors import GateError
 from molmo2_iree.parity.cases import Case, case_named
+from molmo2_iree.parity.expected import STAGES, check_environment, expected_environment
 from molmo2_iree.parity.rounding import rounded_checkpoint
 
 ENVIRONMENT = "environment"
 
 
-def split_gate(gate: str) -> tuple[str, Case]:
-    """``native-photo`` is reference ``native``, case ``photo``."""
-    reference, _, case = gate.partition("-")
-    if reference not in ("specification", "native"):
-        raise GateError(
-            f"gate {gate}", got=reference, expected="specification or native", fix="correct gates.references"
-        )
-    return reference, case_named(case)
+def split_gate(gate: str) -> tuple[Reference, Case]:
+    """``native-photo`` is reference ``native``, case ``photo``; ``mlx-shipped-photo`` is ``mlx-shipped``, ``photo``."""
+    for reference in sorted(get_args(Reference), key=len, reverse=True):
+        if gate.startswith(f"{reference}-"):
+            return reference, case_named(gate.removeprefix(f"{reference}-"))
+    raise GateError(
+        f"gate {gate}",
+        got="no known reference",
+        expected=f"one of {', '.join(get_args(Reference))}, a hyphen and a case",
+        fix="correct gates.references",
+    )
 
 
 def write_reference(plan: Plan, gate: str, output: Path) -> None:
@@ -32,15 +39,24 @@ def write_reference(plan: Plan, gate: str, output: Path) -> None:
     from molmo2_iree.parity.inputs import inputs
 
     reference, case = split_gate(gate)
-    folder, causal = plan.checkpoint_folder, plan.lock.mask_policy == "causal"
+    folder, storage = plan.checkpoint_folder, plan.config.weights.storage
     given = inputs(folder, case)
     arrays = {f"input.{name}": value for name, value in given.items()}
     with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
-        storage = plan.config.weights.storage
-        weights = rounded_checkpoint(folder, storage, Path(scratch))
-        said, environment = _ask(reference, weights, given, plan.config.gates.greedy_tokens, causal)
-    environment["matrices_rounded_to"] = storage
-    arrays |= said
+        environment, observe, greedy = _open(reference, rounded_checkpoint(folder, storage, Path(scratch)))
+        environment |= {"reference": reference, "matrices_rounded_to": storage}
+        check_environment(gate, environment, expected_environment(plan, reference))
+        arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
+        options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
+        arrays |= observe(*arguments, **options)
+        if "decode" in environment["covers"]:
+            tokens, logits = greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
+            arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
+    _write(arrays, environment, gate, output)
+
+
+def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], gate: str, output: Path) -> None:
+    """By rename, so that a reference that fails leaves nothing that could be compared with."""
     wrong = [name for name, value in arrays.items() if not np.isfinite(value).all()]
     if wrong:
         raise GateError(
@@ -56,26 +72,35 @@ def write_reference(plan: Plan, gate: str, output: Path) -> None:
     temporary.replace(output)
 
 
-def _ask(
-    reference: str, folder: Path, given: dict[str, np.ndarray], steps: int, causal: bool
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
-    options = {"group_counts": given["group_counts"], "causal_image": causal}
+def _open(reference: Reference, folder: Path) -> tuple[dict[str, Any], Callable[..., Any], Callable[..., Any]]:
+    """(environment, observe, greedy) of a reference on a checkpoint folder."""
+    from molmo2_iree.parity import specification
+
+    everything = {"covers": list(STAGES)}
+    if reference == "specification":
+        environment = {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "dtype": "float64",
+            "device": "cpu",
+        }
+        observe, greedy = (partial(function, folder) for function in (specification.specify, specification.greedy))
+        return environment | everything, observe, greedy
     if reference == "native":
         from molmo2_iree.parity import native
 
         model = native.load(folder)
-        said = native.observe(model, *arguments, **options)
-        tokens, logits = native.greedy(model, *arguments, **options, steps=steps)
-        environment: dict[str, Any] = native.environment()
-    else:
-        from molmo2_iree.parity import specification
+        observe, greedy = (partial(function, model) for function in (native.observe, native.greedy))
+        return native.environment() | everything, observe, greedy
+    from molmo2_iree.parity import witness
 
-        said = specification.specify(folder, *arguments, **options)
-        tokens, logits = specification.greedy(folder, *arguments, **options, steps=steps)
-        environment = {"python": sys.version.split()[0], "numpy": np.__version__, "dtype": "float64", "device": "cpu"}
-    said |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
-    return said, {"reference": reference, **environment}
+    loaded = witness.load(folder, corrected=reference == "mlx")
+    observe = partial(witness.observe, loaded)
+
+    def shipped(*arguments: np.ndarray, **options: Any) -> dict[str, np.ndarray]:
+        return observe(*arguments, **options, injected=specification.specify(folder, *arguments, **options))
+
+    return witness.environment(loaded), observe if loaded.corrected else shipped, partial(witness.greedy, loaded)
 
 
 def read_reference(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -1,0 +1,54 @@
+"""``molmo2 mutants``: run the catalogue of wrong models and show where each is caught."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from molmo2_iree.commands.build import read_plan
+from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile
+from molmo2_iree.errors import GateError
+
+if TYPE_CHECKING:
+    from molmo2_iree.parity.mutate import Outcome
+
+
+def mutants(
+    name: Annotated[list[str] | None, typer.Argument(help="Only these mutants.", show_default="all")] = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+    target: Annotated[str, typer.Option("--target", help="A target whose gates run here.")] = "cpu",
+    workers: Annotated[int, typer.Option(min=1, help="Mutants at a time.")] = 2,
+) -> None:
+    """Compile wrong models and hold each against the gates; fails if one survives or is caught at another stage.
+
+    Example: molmo2 mutants "exact GELU" "causal prefill mask"
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from molmo2_iree.parity.mutate import chosen, run_mutants
+
+    picked = chosen(name or [])
+    done: list[Outcome] = []
+
+    def progress(outcome: "Outcome") -> None:
+        done.append(outcome)
+        sys.stderr.write(f"{len(done)}/{len(picked)} {outcome.mutant.name}: {outcome.caught or 'SURVIVED'}\n")
+
+    outcomes = run_mutants(read_plan(config), config, target, picked, workers, progress)
+    table = Table("mutant", "caught at", "by what factor", "seconds")
+    for outcome in outcomes:
+        caught = outcome.caught or "SURVIVED"
+        if not outcome.as_named:
+            caught += f" (named: {outcome.mutant.first})"
+        factor = "exact" if outcome.factor is None else f"{outcome.factor:.3g}"
+        table.add_row(outcome.mutant.name, caught, factor, f"{outcome.seconds:.1f}")
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    wrong = [outcome for outcome in outcomes if not outcome.as_named]
+    if wrong:
+        raise GateError(
+            f"mutant {wrong[0].mutant.name!r}",
+            got=wrong[0].caught or "it survived",
+            expected=f"rejection at {wrong[0].mutant.first}",
+            fix="find out why the gates do not see it there; never weaken the catalogue",
+        )
