@@ -9,6 +9,7 @@ from molmo2_iree.commands.ask import ask
 from molmo2_iree.commands.build import bundle, compile_, convert, fetch, lock, trace
 from molmo2_iree.commands.gate import judge, measure, reference
 from molmo2_iree.commands.inspect import inspect
+from molmo2_iree.commands.mutants import mutants
 from molmo2_iree.errors import MolmoError
 
 INTERRUPTED = 130
@@ -23,7 +24,7 @@ for verb in (ask, inspect, lock, fetch):
     app.command()(verb)
 for verb, name in ((convert, "convert"), (trace, "trace"), (compile_, "compile"), (bundle, "bundle")):
     app.command(name, rich_help_panel="Steps of the build (snakemake runs them)")(verb)
-for verb in (reference, measure, judge):
+for verb in (reference, measure, judge, mutants):
     app.command(rich_help_panel="Gates (snakemake runs them)")(verb)
 
 

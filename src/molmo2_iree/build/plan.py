@@ -41,6 +41,7 @@ REFERENCE_SOURCE = (
     "parity/specification_files.py",
     "parity/specification_text.py",
     "parity/specification_vision.py",
+    "parity/table.py",
     "parity/witness.py",
     "parity/witness_listening.py",
 )

@@ -27,9 +27,9 @@ REQUIRED = (
 
 
 def tolerance_key(stage: str) -> str:
-    """``vision.block.3`` and ``vision.features.module`` are judged as ``vision.block`` and ``vision.features``."""
+    """``vision.block.3``, ``vision.features.module`` and ``connector.query.table`` are judged without the last part."""
     head, _, tail = stage.rpartition(".")
-    return head if tail.isdigit() or tail == "module" else stage
+    return head if tail.isdigit() or tail in ("module", "table") else stage
 
 
 def judge(

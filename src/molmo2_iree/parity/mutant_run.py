@@ -17,6 +17,7 @@ from molmo2_iree.errors import MolmoError
 from molmo2_iree.parity.cases import case_named
 from molmo2_iree.parity.judge import judge
 from molmo2_iree.parity.measure import measure
+from molmo2_iree.parity.mutants import REFUSED
 from molmo2_iree.parity.reference import read_reference
 from molmo2_iree.runtime.bundle import open_bundle
 from molmo2_iree.runtime.device import Device
@@ -56,7 +57,7 @@ def run(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
     try:
         comparisons = measure(model, taps, case_named(order["case"]), wanted)
     except MolmoError as refusal:
-        return {"first": "refused before any module", "factor": None, "why": str(refusal)}
+        return {"first": REFUSED, "factor": None, "why": str(refusal)}
     record = {"gate": f"specification-{order['case']}", "target": order["target"], "comparisons": comparisons}
     failed = [v for v in judge(record, plan.config.tolerances[plan.config.weights.storage]) if not v["passed"]]
     if not failed:

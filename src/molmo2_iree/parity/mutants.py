@@ -11,6 +11,10 @@ CACHE, LAYERS, ROTATION, PROGRAMS = "model/cache.py", "model/layers.py", "model/
 CROPS, LAYOUT = "preprocess/crops.py", "preprocess/layout.py"
 
 
+REFUSED = "refused before any module"
+"""Where a mutant is caught whose own host checks refuse the request it prepared."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """``stages`` are compiled anew; none for an edit of host code."""
@@ -62,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "np.isin(ids, [t for t in tokens.image_part if t != tokens.image_end])",
         (),
         "photo",
-        "input.types",
+        REFUSED,
     ),
     # --- vision --------------------------------------------------------------------------------------------------
     Mutant(
@@ -141,8 +145,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "-1 read as the last patch",
         CONNECTOR,
-        "flat.at[jnp.maximum(groups, 0)]",
-        "flat.at[groups % flat.shape[0]]",
+        "return mask, jnp.where(mask[..., None], rows, 0.0)",
+        'return mask, flat.at[groups % flat.shape[0]].get(mode="promise_in_bounds")',
         _CONNECTOR,
         "photo",
         "connector.gathered",
@@ -162,8 +166,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "jnp.maximum(jnp.sum(mask.astype(jnp.float32), -1), 1.0)",
         "jnp.sum(mask.astype(jnp.float32), -1)",
         _CONNECTOR,
-        "groups",
-        "connector.query",
+        "photo",
+        "connector.query.table",
     ),
     Mutant(
         "pooling mask dropped",
@@ -189,8 +193,8 @@ MUTANTS: tuple[Mutant, ...] = (
         'jnp.where(valid[:, None], linear(hidden, p, "projector.down"), 0.0)',
         'linear(hidden, p, "projector.down")',
         _CONNECTOR,
-        "groups",
-        "connector.tokens",
+        "photo",
+        "connector.tokens.table",
     ),
     # --- merge ---------------------------------------------------------------------------------------------------
     Mutant(
@@ -227,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "jnp.sum(jnp.where(before & is_patch[None, :], 1, 0), 1)",
         _MERGE,
         "photo",
-        "merge.embeddings",
+        "merge.image_rank",
     ),
     # --- decoder -------------------------------------------------------------------------------------------------
     Mutant(
@@ -354,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "decode sees a row of the slot's former owner",
         TEXT,
         "jnp.arange(context)[None, None, None, :] <= positions",
-        "jnp.arange(context)[None, None, None, :] <= positions + 1",
+        "jnp.arange(context)[None, None, None, :] - 1 <= positions",
         ("decode",),
         "text",
         "decode.logits",

@@ -95,7 +95,9 @@ def _run(mutant: Mutant, order: dict[str, object]) -> Outcome:
     if child.returncode:
         raise GateError(
             f"mutant {mutant.name!r}",
-            got=child.stderr.strip().splitlines()[-1:] or f"exit status {child.returncode}",
+            got=next(
+                (line for line in reversed(child.stderr.splitlines()) if "Error" in line), f"exit {child.returncode}"
+            ),
             expected="a run of the gate: a crash is no rejection",
             fix="correct the catalogue's edit",
         )

@@ -17,6 +17,7 @@ from molmo2_iree.errors import GateError
 from molmo2_iree.parity.cases import Case, case_named
 from molmo2_iree.parity.expected import STAGES, check_environment, expected_environment
 from molmo2_iree.parity.rounding import rounded_checkpoint
+from molmo2_iree.parity.table import hand_groups, sentinel_features
 
 ENVIRONMENT = "environment"
 
@@ -43,16 +44,30 @@ def write_reference(plan: Plan, gate: str, output: Path) -> None:
     given = inputs(folder, case)
     arrays = {f"input.{name}": value for name, value in given.items()}
     with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
-        environment, observe, greedy = _open(reference, rounded_checkpoint(folder, storage, Path(scratch)))
+        weights = rounded_checkpoint(folder, storage, Path(scratch))
+        environment, observe, greedy = _open(reference, weights)
         environment |= {"reference": reference, "matrices_rounded_to": storage}
         check_environment(gate, environment, expected_environment(plan, reference))
         arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
         options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
         arrays |= observe(*arguments, **options)
+        if reference == "specification" and len(given["crops"]):
+            arrays |= _table(weights, arrays)
         if "decode" in environment["covers"]:
             tokens, logits = greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
             arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
     _write(arrays, environment, gate, output)
+
+
+def _table(folder: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The specification's connector on the hand-made table: ``connector.*.table``."""
+    from molmo2_iree.parity.specification_files import Original
+    from molmo2_iree.parity.specification_vision import connector
+
+    features = sentinel_features(arrays["vision.features"])
+    groups = hand_groups(arrays["input.groups"].shape[1])
+    said = connector(Original(folder), features.astype(np.float64), groups)
+    return {"input.table_features": features} | {f"{name}.table": value for name, value in said.items()}
 
 
 def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], gate: str, output: Path) -> None:
