@@ -44,10 +44,11 @@ class DirectorySource(Frozen):
 
 
 class EmbeddedSource(Frozen):
-    """The miniature this project generates from a seed."""
+    """A miniature this project generates from a seed, of the 4B's kind or of the O-7B's."""
 
     kind: Literal["embedded"] = "embedded"
     seed: int
+    variant: Literal["default", "olmo"] = "default"
 
 
 class Lock(Frozen):

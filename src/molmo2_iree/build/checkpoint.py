@@ -242,10 +242,10 @@ def _link(job: Job, original: Path, name: str, locked: LockedFile) -> None:
 
 
 def _generate(job: Job, missing: dict[str, LockedFile], source: EmbeddedSource) -> None:
-    from molmo2_iree.build.embedded import write_checkpoint
+    from molmo2_iree.build.embedded import VARIANTS, write_checkpoint
 
     with tempfile.TemporaryDirectory(dir=job.folder / INCOMING) as temporary:
-        write_checkpoint(Path(temporary), source.seed)
+        write_checkpoint(Path(temporary), source.seed, VARIANTS[source.variant])
         for name, locked in missing.items():
             staged = Path(temporary) / name
             found = _publish(job, staged, name, locked) if staged.is_file() else ("no such file", name)

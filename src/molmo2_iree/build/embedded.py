@@ -12,9 +12,12 @@ from molmo2_iree.build.embedded_config import DEFAULT, OLMO, Variant, json_files
 from molmo2_iree.build.embedded_tensors import weight_files
 from molmo2_iree.build.embedded_tokenizer import tokenizer_json
 from molmo2_iree.detect import read_architecture
-from molmo2_iree.lock import EmbeddedSource, Lock, LockedFile, content_revision
+from molmo2_iree.lock import EmbeddedSource, Lock, LockedFile, MaskPolicy, content_revision
 
 __all__ = ["DEFAULT", "OLMO", "Variant", "chat_template", "checkpoint_files", "embedded_lock", "write_checkpoint"]
+
+VARIANTS = {"default": DEFAULT, "olmo": OLMO}
+"""By the name that a lock's source gives."""
 
 
 def chat_template() -> str:
@@ -41,15 +44,18 @@ def write_checkpoint(folder: Path, seed: int = 0, variant: Variant = DEFAULT) ->
     return paths
 
 
-def embedded_lock(seed: int = 0) -> Lock:
-    """The lock of the default variant: sizes and digests of the files as generated, the revision made from them."""
-    files = checkpoint_files(seed)
+def embedded_lock(
+    seed: int = 0, variant: str = "default", name: str = "embedded", mask_policy: MaskPolicy = "bidirectional"
+) -> Lock:
+    """The lock of a variant: sizes and digests of the files as generated, the revision made from them."""
+    source = EmbeddedSource.model_validate({"seed": seed, "variant": variant})
+    files = checkpoint_files(seed, VARIANTS[source.variant])
     locked = {name: LockedFile(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()}
     return Lock(
-        name="embedded",
-        source=EmbeddedSource(seed=seed),
+        name=name,
+        source=source,
         revision=content_revision(locked),
-        mask_policy="bidirectional",
+        mask_policy=mask_policy,
         files=locked,
         architecture=read_architecture(
             {name: json.loads(data) for name, data in files.items() if name.endswith("config.json")}

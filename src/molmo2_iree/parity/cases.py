@@ -1,20 +1,40 @@
 """What the gates ask: named conversations about real photographs, none of them of one colour."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from molmo2_iree.errors import GateError
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A photograph of the scikit-image wheel: as it is, or scaled to the very size that a tiling of crops covers."""
+
+    photograph: str
+    tiling: tuple[int, int] | None = None
+
+    def pixels(self, size: Sequence[int], margin: Sequence[int]) -> np.ndarray:
+        """RGB uint8 [H, W, 3]; ``size`` of a crop and ``margin`` that neighbours share, both in pixels."""
+        image = Image.open(photograph(self.photograph)).convert("RGB")
+        if self.tiling is not None:
+            height, width = (m + n * (s - m) for m, n, s in zip(margin, self.tiling, size, strict=True))
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        return np.asarray(image)
+
+
+@dataclass(frozen=True)
 class Case:
-    """One question. ``pictures`` are photographs of the scikit-image wheel; ``slot`` is where the modules put it."""
+    """One question; ``slot`` is where the modules put it."""
 
     name: str
     question: str
-    pictures: tuple[str, ...]
+    pictures: tuple[Picture, ...]
     slot: int
 
     def messages(self) -> list[dict[str, Any]]:
@@ -22,17 +42,29 @@ class Case:
         parts = [*({"type": "image"} for _ in self.pictures), {"type": "text", "text": self.question}]
         return [{"role": "user", "content": parts}]
 
-    def paths(self) -> list[Path]:
-        """The photographs' files."""
-        return [photograph(name) for name in self.pictures]
+    def open(self, size: Sequence[int], patch: int, margins: Sequence[int]) -> list[np.ndarray]:
+        """The pictures for crops of ``size`` pixels that share ``margins``, in patches of ``patch`` pixels."""
+        shared = [patch * sum(margins)] * 2
+        return [picture.pixels(size, shared) for picture in self.pictures]
 
+
+COFFEE, CAT, ROCKET, FACE = "coffee.png", "chelsea.png", "rocket.jpg", "astronaut.png"
+TILINGS = ((1, 1), (1, 4), (4, 1), (2, 3), (2, 4), (8, 1))
+FOUR = tuple(Picture(name, (1, 2)) for name in (COFFEE, CAT, ROCKET, FACE))
 
 CASES = {
     case.name: case
     for case in (
         Case("text", "What colours does the word sky bring to mind?", (), slot=0),
-        Case("photo", "What is in the picture?", ("coffee.png",), slot=1),
-        Case("two-pictures", "Which picture shows a cat?", ("chelsea.png", "rocket.jpg"), slot=2),
+        Case("photo", "What is in the picture?", (Picture(COFFEE),), slot=1),
+        Case("two-pictures", "Which picture shows a cat?", (Picture(CAT), Picture(ROCKET)), slot=2),
+        Case("two-swapped", "Which picture shows a cat?", (Picture(ROCKET), Picture(CAT)), slot=2),
+        Case("four-pictures", "Which picture shows a face?", FOUR, slot=3),
+        Case("four-swapped", "Which picture shows a face?", FOUR[::-1], slot=3),
+        *(
+            Case(f"tiling-{rows}x{columns}", "What is in the picture?", (Picture(CAT, (rows, columns)),), slot=rows % 4)
+            for rows, columns in TILINGS
+        ),
     )
 }
 

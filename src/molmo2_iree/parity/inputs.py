@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 from molmo2_iree.parity.cases import Case
@@ -25,7 +24,8 @@ def inputs(folder: Path, case: Case) -> dict[str, np.ndarray]:
         json.loads((folder / name).read_text())
         for name in ("config.json", "preprocessor_config.json", "processor_config.json")
     )
-    cut = [_cut(path, image) for path in case.paths()]
+    size = image["size"]["height"], image["size"]["width"]
+    cut = [_cut(pixels, image) for pixels in case.open(size, image["patch_size"], image["overlap_margins"])]
     strings = [_image_string(grid, processor) for _, _, grid in cut]
     ids = _ids(folder, case, strings)
     part = ("image_patch_id", "image_col_id", "image_start_token_id", "low_res_image_start_token_id")
@@ -71,9 +71,8 @@ def _image_string(grid: tuple[int, int, int, int], processor: dict[str, Any]) ->
     )
 
 
-def _cut(path: Path, image: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
+def _cut(pixels: np.ndarray, image: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
     """(patches, groups, grid) of one picture."""
-    pixels = np.asarray(Image.open(path).convert("RGB"))
     size, patch = (image["size"]["height"], image["size"]["width"]), image["patch_size"]
     margins, pool = image["overlap_margins"], image["pooling_size"]
     margin = patch * sum(margins)

@@ -60,7 +60,8 @@ def write_record(plan: Plan, target: str, gate: str, reference: Path, output: Pa
 
 def measure(model: Model, taps: dict[str, Program], case: Case, wanted: Arrays) -> list[dict[str, Any]]:
     """Every comparison of a case, in first-divergence order."""
-    payload = model.prepare(case.messages(), case.paths())
+    look = model.architecture.processor
+    payload = model.prepare(case.messages(), case.open(look.image_size, look.patch_size, look.overlap_margins))
     found = _inputs(payload, wanted)
     if any(entry.get("unequal") != 0 for entry in found if entry["kind"] == "exact"):
         return found  # on other inputs every later stage differs, and says nothing
