@@ -58,10 +58,10 @@ class Workspace:
         }
 
     @classmethod
-    def copied(cls, folder: Path) -> "Workspace":
-        """A fresh copy of the checkout's sources, nothing built."""
+    def copied(cls, folder: Path, origin: Path = ROOT) -> "Workspace":
+        """A fresh copy of the sources of the checkout, or of another workspace; nothing built."""
         for part in PARTS:
-            source = ROOT / part
+            source = origin / part
             if source.is_dir():
                 shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
             else:

@@ -1,5 +1,7 @@
 """The manifest of a bundle: what the files are, and the fields by which a runtime decides whether it may use them."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,6 +9,7 @@ from pydantic import ValidationError
 
 from molmo2_iree.architecture import Frozen
 from molmo2_iree.errors import BundleError
+from molmo2_iree.identity import digest
 
 MANIFEST = "manifest.json"
 
@@ -49,9 +52,13 @@ class Module(File):
 
 
 class Manifest(Frozen):
-    """``compatibility`` is known while planning; everything below it only the build knows."""
+    """``compatibility`` is known while planning; everything below it only the build knows.
+
+    ``content_digest`` covers all other fields; :func:`manifest_text` fills it in.
+    """
 
     schema_version: Literal[1] = 1
+    content_digest: str = ""
     compatibility_digest: str
     compatibility: dict[str, Any]
     gates_on: str
@@ -60,11 +67,19 @@ class Manifest(Frozen):
     files: dict[str, File]
 
 
+def manifest_text(fields: Mapping[str, Any]) -> str:
+    """The one form a manifest is written in, its content digest filled in: any other byte is damage."""
+    digested = digest({name: value for name, value in fields.items() if name != "content_digest"})
+    return json.dumps({**fields, "content_digest": digested}, indent=1, sort_keys=True) + "\n"
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a bundle's folder; BundleError if it is absent, damaged, or of another schema."""
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        manifest = Manifest.model_validate_json(content)
+        written = manifest_text(manifest.model_dump(mode="json"))
     except OSError as error:
         raise BundleError(
             str(path),
@@ -75,9 +90,15 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise BundleError(
-            f"{path}, {field}",
-            got=repr(first["input"])[:120],
-            expected=first["msg"],
-            fix="build the bundle again: snakemake all",
-        ) from error
+        raise _damaged(f"{path}, {field}", repr(first["input"])[:120], first["msg"]) from error
+    except ValueError as error:
+        raise _damaged(str(path), f"a value that no digest takes ({error})", "finite numbers") from error
+    if content != written.encode():
+        wanted = json.loads(written)["content_digest"]
+        got = manifest.content_digest or "(absent)"
+        raise _damaged(f"{path}, content_digest", got, f"{wanted}, and the bytes as the build wrote them")
+    return manifest
+
+
+def _damaged(where: str, got: str, expected: str) -> BundleError:
+    return BundleError(where, got=got, expected=expected, fix="build the bundle again: snakemake all")

@@ -19,7 +19,8 @@ from molmo2_iree.commands.show import draw, of_size, table
 from molmo2_iree.detect import read_architecture
 from molmo2_iree.errors import BundleError, CheckpointError, UnsupportedError, WeightsError
 from molmo2_iree.identity import digest, flatten
-from molmo2_iree.stages import STAGE_ABI, programs
+from molmo2_iree.manifest import manifest_text
+from molmo2_iree.stages import STAGE_ABI, CacheLayout, programs, signature
 
 BUCKETS = {"crops": [3, 9], "tokens": [128], "extend": [16], "slots": [1, 2], "context": [256]}
 HERE = f"{platform.machine().lower().replace('arm64', 'aarch64').replace('amd64', 'x86_64')}-unknown-linux-gnu"
@@ -131,13 +132,19 @@ def stored(folder: Path, name: str, data: bytes) -> dict[str, Any]:
     return {"file": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
+def described(side: list[tuple[str, tuple[int, ...], str]]) -> list[dict[str, Any]]:
+    return [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in side]
+
+
 def write_bundle(folder: Path, *, triple: str = HERE, gates_on: str = "cpu", **changed: Any) -> Path:
     """A bundle whose modules and archives are a few bytes: everything but running it is as in a real one."""
     contents = json_files(OLMO)
     files = {n: stored(folder, f"processor/{n}", json.dumps(c).encode()) for n, c in sorted(contents.items())}
-    one = {"name": "x", "dtype": "float32", "shape": []}
+    architecture, cache = read_architecture(contents), {"slots": 2, "context": 256, "dtype": "float32"}
+    layout = CacheLayout(2, 256, "float32")
     modules = {
-        p.name: stored(folder, f"modules/{p.name}.vmfb", b"m" * 512) | {"arguments": [one], "results": [one]}
+        p.name: stored(folder, f"modules/{p.name}.vmfb", b"m" * 512)
+        | dict(zip(("arguments", "results"), map(described, signature(p, architecture, layout)), strict=True))
         for p in programs(BUCKETS)
     }
     tensor = {"dtype": "float32", "shape": [2], "sha256": "0" * 64}
@@ -148,9 +155,9 @@ def write_bundle(folder: Path, *, triple: str = HERE, gates_on: str = "cpu", **c
     compatibility = flatten(
         {
             "abi": STAGE_ABI,
-            "architecture": read_architecture(contents).model_dump(mode="json"),
+            "architecture": architecture.model_dump(mode="json"),
             "buckets": BUCKETS,
-            "cache": {"slots": 2, "context": 256, "dtype": "float32"},
+            "cache": cache,
             "checkpoint": {"name": "small", "revision": "a" * 40},
             "files": {name: file["sha256"] for name, file in files.items()},
             "mask_policy": "bidirectional",
@@ -169,7 +176,7 @@ def write_bundle(folder: Path, *, triple: str = HERE, gates_on: str = "cpu", **c
         "archives": archives,
         "files": files,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(manifest_text(manifest))
     return folder
 
 
@@ -196,7 +203,7 @@ def test_sizes_and_totals_of_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixt
         ["4.0", "KiB"],
     ]
     assert "  vision   2        2.0 KiB" in text.splitlines()
-    assert "  vision-c3       in    x     float32  one value" in text.splitlines()
+    assert "  merge-s128      in    count         int32    one value" in text.splitlines()
 
 
 def test_a_bundle_for_another_machine_is_checked_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

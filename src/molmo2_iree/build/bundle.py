@@ -8,7 +8,7 @@ from molmo2_iree.build.plan import ARCHIVES, Plan
 from molmo2_iree.errors import BuildError
 from molmo2_iree.files import copy_whole, link_whole, write_whole
 from molmo2_iree.identity import digest, file_sha256
-from molmo2_iree.manifest import MANIFEST, Archive, Argument, File, Manifest, Module
+from molmo2_iree.manifest import MANIFEST, Archive, Argument, File, Manifest, Module, manifest_text
 from molmo2_iree.stages import Program, signature
 
 
@@ -32,8 +32,7 @@ def bundle(plan: Plan, target: str) -> Path:
         },
     )
     _check_files(plan, manifest)
-    text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True)
-    write_whole(folder / MANIFEST, text + "\n")
+    write_whole(folder / MANIFEST, manifest_text(manifest.model_dump(mode="json")))
     return folder / MANIFEST
 
 

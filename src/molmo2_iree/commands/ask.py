@@ -1,6 +1,8 @@
 """``molmo2 ask``: one question, any number of pictures, the answer streamed to the terminal."""
 
+import io
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,9 +12,13 @@ import typer
 
 from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile
 from molmo2_iree.errors import BundleError
+from molmo2_iree.runtime.interrupt import uninterrupted
 
 if TYPE_CHECKING:
     from molmo2_iree.runtime.generate import Timings
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys instead of showing; a line feed and a tab are harmless."""
 
 
 def ask(
@@ -31,10 +37,11 @@ def ask(
     Example: molmo2 ask --image examples/cat.jpg "What is in the picture?"
     """
     began = time.perf_counter()
-    from molmo2_iree.preprocess.prompt import messages_for
-    from molmo2_iree.preprocess.tokenizer import TextStream
-    from molmo2_iree.runtime.generate import Timings, generate
-    from molmo2_iree.runtime.model import load
+    with uninterrupted():
+        from molmo2_iree.preprocess.prompt import messages_for
+        from molmo2_iree.preprocess.tokenizer import TextStream
+        from molmo2_iree.runtime.generate import Timings, generate
+        from molmo2_iree.runtime.model import load
 
     spent = Timings()
     folder, expected = (bundle, None) if bundle else built_bundle(config)
@@ -48,11 +55,20 @@ def ask(
     for count, token in enumerate(generate(model, payload, max_tokens, spent)):
         if not count:
             spent.add("first token", began)
-        sys.stdout.write(stream.push(token))
-        sys.stdout.flush()
-    sys.stdout.write(stream.flush() + "\n")
+        say(stream.push(token))
+    say(stream.flush() + "\n")
     if timings:
         _report(spent, len(payload.ids))
+
+
+def say(text: str) -> None:
+    """Write at once: exact into a pipe or a file, without control characters on a terminal."""
+    if sys.stdout.isatty():
+        text = CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def built_bundle(config: Path) -> tuple[Path, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The native side: one device, one mapping of each archive, modules loaded when first called."""
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import numpy as np
 
 from molmo2_iree.errors import BundleError, RequestError
 from molmo2_iree.manifest import Archive
+from molmo2_iree.runtime.interrupt import uninterrupted
 from molmo2_iree.stages import STAGES, Program
 
 ENTRY = "main"
+
+NATIVE_ERRORS = (LookupError, OSError, RuntimeError, ValueError)
+"""What the bindings raise for a status that is not OK."""
 
 Value = np.ndarray | rt.DeviceArray
 """An argument or result: on the host, or already on the device."""
@@ -30,18 +35,28 @@ class Device:
         self.device = rt.get_device("local-task")
         self._parameters: dict[str, rt.VmModule] = {}
         for name, archive in archives.items():
-            index = rt.ParameterIndex()
-            index.load(str(folder / archive.file))
-            missing = sorted(archive.tensors.keys() - {key for key, _ in index.items()})
-            if missing:
-                raise BundleError(
-                    f"{folder / archive.file}, tensor {missing[0]}",
-                    got="not in the archive",
-                    expected="every tensor of the manifest",
-                    fix="snakemake all",
-                )
-            self._parameters[name] = rt.create_io_parameters_module(self.instance, index.create_provider(scope=name))
+            self._parameters[name] = self._map(folder / archive.file, name, archive)
 
+    @uninterrupted()
+    def _map(self, path: Path, scope: str, archive: Archive) -> rt.VmModule:
+        index = rt.ParameterIndex()
+        try:
+            index.load(str(path))
+            missing = sorted(archive.tensors.keys() - {key for key, _ in index.items()})
+        except NATIVE_ERRORS as error:
+            raise BundleError(
+                str(path), got=str(error)[:300], expected="an archive of weights", fix="snakemake all"
+            ) from error
+        if missing:
+            raise BundleError(
+                f"{path}, tensor {missing[0]}",
+                got="not in the archive",
+                expected="every tensor of the manifest",
+                fix="snakemake all",
+            )
+        return rt.create_io_parameters_module(self.instance, index.create_provider(scope=scope))
+
+    @uninterrupted()
     def load(self, path: Path, stage: str) -> rt.FunctionInvoker:
         """Map a module and bind its parameters. BundleError if one does not resolve."""
         try:
@@ -54,11 +69,12 @@ class Device:
             if function is None:
                 raise KeyError(f"no function {ENTRY}")
             return rt.FunctionInvoker(context, self.device, function)
-        except (ValueError, RuntimeError, KeyError) as error:
+        except NATIVE_ERRORS as error:
             raise BundleError(
                 str(path), got=str(error)[:300], expected="a module of this bundle", fix="snakemake all"
             ) from error
 
+    @uninterrupted()
     def zeros(self, shape: tuple[int, ...], dtype: str) -> rt.DeviceArray:
         """A zeroed array on the device."""
         data = np.zeros(shape, _NUMPY[dtype])
@@ -73,6 +89,7 @@ class Device:
         return rt.DeviceArray(self.device, view)
 
 
+@uninterrupted()
 def to_host(value: Value) -> np.ndarray:
     """A host copy that does not point into device memory."""
     return np.array(value.to_host() if isinstance(value, rt.DeviceArray) else value)
@@ -85,9 +102,11 @@ class Module:
     program: Program
     arguments: Sequence[tuple[str, tuple[int, ...], str]]
     invoke: rt.FunctionInvoker
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """A native context serves one call at a time."""
 
     def check(self, values: Sequence[Value]) -> None:
-        """RequestError for a wrong count, shape or dtype."""
+        """RequestError for a wrong count, kind, shape or dtype."""
         where = f"module {self.program.name}"
         if len(values) != len(self.arguments):
             raise RequestError(
@@ -97,16 +116,32 @@ class Module:
                 fix="pass the stage table's arguments, then the cache",
             )
         for value, (name, shape, dtype) in zip(values, self.arguments, strict=True):
-            got = (tuple(value.shape), str(np.dtype(value.dtype)))
-            if got != (shape, dtype):
+            got = described(value)
+            if got != f"{dtype} {list(shape)}":
                 raise RequestError(
                     f"{where}, argument {name}",
-                    got=f"{got[1]} {list(got[0])}",
+                    got=got,
                     expected=f"{dtype} {list(shape)}",
                     fix="pad to the bucket's shape",
                 )
 
     def __call__(self, *values: Value) -> list[rt.DeviceArray]:
         """Results in signature order, taps last. The values must have passed :meth:`check`."""
-        results: Any = self.invoke(*values)
+        try:
+            with self.lock, uninterrupted():
+                results: Any = self.invoke(*values)
+        except NATIVE_ERRORS as error:
+            raise RequestError(
+                f"module {self.program.name}",
+                got=str(error)[:300],
+                expected="arguments that the module accepts",
+                fix="pass plain numpy arrays, or results of this model's own stages",
+            ) from error
         return [results] if isinstance(results, rt.DeviceArray) else list(results)
+
+
+def described(value: object) -> str:
+    """dtype and shape of an argument, the type's name of what is none."""
+    if not isinstance(value, Value):
+        return type(value).__name__
+    return f"{np.dtype(value.dtype)} {list(value.shape)}"

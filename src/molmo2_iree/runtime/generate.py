@@ -8,6 +8,7 @@ import numpy as np
 
 from molmo2_iree.errors import RequestError
 from molmo2_iree.preprocess.payload import Payload, check_payload
+from molmo2_iree.runtime.checks import instance, whole
 from molmo2_iree.runtime.model import Cache, Model
 
 
@@ -35,6 +36,7 @@ def greedy(logits: np.ndarray) -> int:
 
 def start(model: Model, payload: Payload, cache: Cache, timings: Timings, slot: int = 0) -> np.ndarray:
     """Everything up to the first logits [V], each step timed."""
+    instance("payload", payload, Payload)
     check_payload(payload, model.architecture)
     parts = [np.zeros((0, model.architecture.text.width), np.float32)]
     for image in payload:
@@ -55,27 +57,29 @@ def start(model: Model, payload: Payload, cache: Cache, timings: Timings, slot: 
 
 def check_room(model: Model, payload: Payload, max_tokens: int) -> None:
     """Refuse a request that no bucket holds, with the numbers, before anything is computed."""
-    length, buckets = len(payload.ids), model.bundle.buckets
-    pictures = int(payload.types.sum())
-    if length > buckets.tokens[-1]:
+    instance("payload", payload, Payload)
+    check_payload(payload, model.architecture)
+    length, most, context = len(payload.ids), model.bundle.buckets.tokens[-1], model.bundle.cache.context
+    if length > most:
         raise RequestError(
             "prompt",
-            got=f"{length} tokens, {pictures} of them for {payload.images} pictures",
-            expected=f"at most {buckets.tokens[-1]}, the largest of buckets.tokens",
+            got=f"{length} tokens, {int(payload.types.sum())} of them for {payload.images} pictures",
+            expected=f"at most {most}, the largest of buckets.tokens",
             fix="give a shorter question or fewer pictures, or build with a larger bucket",
         )
-    if max_tokens < 1 or length + max_tokens > model.bundle.cache.context:
+    if length == context:
         raise RequestError(
-            "max tokens",
-            got=f"{max_tokens} after a prompt of {length}",
-            expected=f"1 to {model.bundle.cache.context - length}: the context holds {model.bundle.cache.context}",
-            fix="ask for fewer tokens, or build with a larger cache.context",
+            "prompt",
+            got=f"{length} tokens",
+            expected=f"at most {context - 1}: the context holds {context}, the answer included",
+            fix="give a shorter question or fewer pictures, or build with a larger cache.context",
         )
+    whole(f"max tokens, after a prompt of {length} in a context of {context}", max_tokens, 1, context - length)
 
 
 def generate(model: Model, payload: Payload, max_tokens: int, timings: Timings | None = None) -> Iterator[int]:
     """Greedy ids, one at a time, the stop id not included."""
-    timings = timings or Timings()
+    timings = Timings() if timings is None else timings
     check_room(model, payload, max_tokens)
     cache = model.new_cache()
     token = greedy(start(model, payload, cache, timings))

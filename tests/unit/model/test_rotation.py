@@ -1,5 +1,7 @@
 """Rotary tables against the frequencies that contract section 7 lists, and the rotation itself."""
 
+import hashlib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,6 +69,22 @@ def test_rows_are_the_cosine_and_sine_of_the_rounded_angle(theta: float) -> None
         got = rotation_table(table, f"rope.plain.{part}")
         assert (got.shape, got.dtype) == ((36864, 64), np.float32)
         np.testing.assert_array_equal(got[positions], function(angles.astype(np.float64)).astype(np.float32))
+
+
+DIGESTS = {
+    (5e6, "plain"): "f62866f1978dd3c4",
+    (1e6, "plain"): "04f58568fc41a495",
+    (5e5, "yarn"): "7e98d9c8a7bcb539",
+}
+
+
+@pytest.mark.parametrize(("which", "digest"), DIGESTS.items(), ids=["4b", "8b", "o-7b"])
+def test_tables_are_the_same_bytes_on_every_machine(which: tuple[float, str], digest: str) -> None:
+    """Whatever instructions numpy picks: the digests were made with and without AVX2 and AVX-512."""
+    table, total = text(which[0], yarn=YARN if which[1] == "yarn" else None), hashlib.sha256()
+    for part in ("cos", "sin"):
+        total.update(rotation_table(table, f"rope.{which[1]}.{part}").astype("<f4").tobytes())
+    assert total.hexdigest()[:16] == digest
 
 
 def test_every_row_is_near_the_exact_one() -> None:
