@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := build,gates,dev
 
-.PHONY: demo test env build lint unit clean
+.PHONY: demo test env build families lint unit clean
 
 demo: build
 	$(BIN)/molmo2 ask --image examples/cat.jpg "What is in the picture?" --timings
 
-test: build lint unit
+test: build families lint unit
 
 env: $(READY)
 
@@ -23,6 +23,10 @@ $(READY): pyproject.toml constraints.txt
 build: env
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake all
 
+families: env
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake gates --configfile config/family-olmo.yaml
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake gates --configfile config/family-causal.yaml
+
 lint: env
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -32,7 +36,7 @@ lint: env
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake --lint
 
 unit: build
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest --numprocesses 2
 
 clean:
 	rm -rf artifacts .snakemake
