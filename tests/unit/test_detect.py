@@ -19,7 +19,7 @@ from molmo2_iree.family import is_molmoweb
 Files = dict[str, Any]
 Steps = tuple[str | int, ...]
 
-REMOVE = object()
+REMOVE = type("Remove", (), {"__repr__": lambda self: "removed"})()
 
 
 def changed(path: str, value: object, files: Files | None = None) -> Files:
