@@ -1,4 +1,4 @@
-"""The whole build: config -> lock -> fetch -> convert -> trace -> compile -> bundle -> measure -> judge."""
+"""The whole build: config -> lock -> fetch -> convert -> trace -> compile -> bundle -> measure -> report -> judge."""
 
 from snakemake.utils import min_version
 
@@ -21,6 +21,10 @@ onstart:
     WORKFLOW.start()
 
 
+onerror:
+    WORKFLOW.show_divergence()
+
+
 localrules:
     all,
     bundles,
@@ -32,6 +36,7 @@ rule all:
     default_target: True
     input:
         WORKFLOW.bundles(),
+        WORKFLOW.all_reports(),
         WORKFLOW.all_verdicts(),
 
 
@@ -42,6 +47,7 @@ rule bundles:
 
 rule gates:
     input:
+        WORKFLOW.all_reports(),
         WORKFLOW.all_verdicts(),
 
 
@@ -64,5 +70,6 @@ for target in WORKFLOW.targets:
             target
         input:
             WORKFLOW.bundle(target),
+            WORKFLOW.report(target),
             WORKFLOW.verdicts(target),
         localrule: True

@@ -35,11 +35,34 @@ for target in WORKFLOW.gated_targets:
             "molmo2 measure {wildcards.gate} --config {params.config} --target {params.target}"
             " --reference {input.reference} --output {output} 2> {log}"
 
+    # Before any judge, so that a gate that fails leaves the page.
+    rule:
+        name:
+            f"report_{target.replace('-', '_')}"
+        input:
+            WORKFLOW.target_records(target),
+        output:
+            page=report(
+                f"{WORKFLOW.report_folder(target)}/gates.html",
+                category="Gates",
+                labels={"target": target},
+            ),
+            rest=WORKFLOW.report(target)[1:],
+            reported=touch(WORKFLOW.reported(target)),
+        log:
+            f"{WORKFLOW.records(target)}/logs/report.log",
+        params:
+            config=WORKFLOW.config,
+            target=target,
+        shell:
+            "molmo2 report --config {params.config} --target {params.target} --output $(dirname {output.page}) 2> {log}"
+
     rule:
         name:
             f"judge_{target.replace('-', '_')}"
         input:
-            f"{WORKFLOW.records(target)}/{{gate}}.json",
+            ancient(WORKFLOW.reported(target)),
+            record=f"{WORKFLOW.records(target)}/{{gate}}.json",
         output:
             WORKFLOW.verdict(target, "{gate}"),
         log:
@@ -47,4 +70,4 @@ for target in WORKFLOW.gated_targets:
         params:
             config=WORKFLOW.config,
         shell:
-            "molmo2 judge {input} --config {params.config} --output {output} 2> >(tee {log} >&2)"
+            "molmo2 judge {input.record} --config {params.config} --output {output} 2> >(tee {log} >&2)"

@@ -22,6 +22,7 @@ def application() -> "typer.Typer":
     from molmo2_iree.commands.gate import judge, measure, reference
     from molmo2_iree.commands.inspect import inspect
     from molmo2_iree.commands.mutants import mutants
+    from molmo2_iree.commands.report import report
 
     app = typer.Typer(
         help="Molmo2 as compiled modules: ask about pictures, look into bundles, and the steps of the build.",
@@ -33,7 +34,7 @@ def application() -> "typer.Typer":
         app.command()(verb)
     for verb, name in ((convert, "convert"), (trace, "trace"), (compile_, "compile"), (bundle, "bundle")):
         app.command(name, rich_help_panel="Steps of the build (snakemake runs them)")(verb)
-    for verb in (reference, measure, judge, mutants):
+    for verb in (reference, measure, judge, report, mutants):
         app.command(rich_help_panel="Gates (snakemake runs them)")(verb)
     return app
 

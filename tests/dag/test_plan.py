@@ -13,7 +13,8 @@ import pytest
 from workspace import TWO_TARGETS, Workspace
 
 PROGRAMS, TAPS, GATES = 14, 4, 4
-MEASURED = {"measure_cpu": GATES, "judge_cpu": GATES}
+REPORTED = {"report_cpu": 1}
+MEASURED = {"measure_cpu": GATES, **REPORTED, "judge_cpu": GATES}
 BUNDLED = {"bundle_cpu": 1, "bundle_cpu_arm64": 1, **MEASURED}
 COMPILED = {"compile": 2 * PROGRAMS + TAPS, **BUNDLED}
 REPAIRED = {"bundle_cpu": 1, **MEASURED}
@@ -90,20 +91,26 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
     "source touched": (touch, {}),
     "command line edited": (comment("cli.py"), {}),
     "a target dropped": (default(targets=["cpu"]), {}),
-    "a gate dropped": (default(gates__cases=["text"]), {}),
-    "a reason reworded": (
-        setting(TOLERANCES, "tolerances/float32/vision.block/reason", "the same limit in other words"),
-        {},
-    ),
     "a target's definition that is not selected": (
         setting(TARGETS, "known_targets.other", {"triple": "t", "cpu": "c", "gates_on": "none"}),
         {},
     ),
     # Gates.
-    "a tolerance": (setting(TOLERANCES, "tolerances/float32/vision.block/atol", 1.0), {"judge_cpu": GATES}),
+    "a tolerance": (
+        setting(TOLERANCES, "tolerances/float32/vision.block/atol", 1.0),
+        {**REPORTED, "judge_cpu": GATES},
+    ),
+    "a reason reworded": (
+        setting(TOLERANCES, "tolerances/float32/vision.block/reason", "the same limit in other words"),
+        REPORTED,
+    ),
+    "a gate dropped": (default(gates__cases=["text"]), REPORTED),
+    "source of the page": (comment("parity/report_page.py"), REPORTED),
+    "the page's template": (lambda w: w.append(f"{PACKAGE}/parity/report_page.html.jinja", "\n"), REPORTED),
+    "the catalogue of wrong models": (comment("parity/mutants.py"), REPORTED),
     "a gate added": (
         default(gates__cases=["text", "photo", "two-pictures"]),
-        {"reference": 2, "measure_cpu": 2, "judge_cpu": 2},
+        {"reference": 2, "measure_cpu": 2, **REPORTED, "judge_cpu": 2},
     ),
     "greedy tokens": (default(gates__greedy_tokens=16), {**REFERRED, **MEASURED}),
     "a reference's pin": (
@@ -163,8 +170,9 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
     "a verdict lost": (delete("*/*/records/*/*/native-text.verdict.json"), {"judge_cpu": 1}),
     "a verdict and its record lost": (
         delete("*/*/records/**/native-text*.json"),
-        {"measure_cpu": 1, "judge_cpu": 1},
+        {"measure_cpu": 1, **REPORTED, "judge_cpu": 1},
     ),
+    "a page lost": (delete("*/*/records/*/*/report-*/gates.html"), REPORTED),
     "programs lost, their modules are there": (delete("*/programs/*.mlir"), {}),
     "archives lost, the bundles are there": (delete("weights/*/text.irpa"), {}),
 }

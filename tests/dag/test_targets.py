@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace import TWO_TARGETS, Workspace
+import yaml
+from workspace import ROOT, TWO_TARGETS, Workspace, job_table
 
 FROM_NOTHING = {
     "cpu": {
@@ -15,6 +16,7 @@ FROM_NOTHING = {
         "bundle_cpu": 1,
         "reference": 4,
         "measure_cpu": 4,
+        "report_cpu": 1,
         "judge_cpu": 4,
     },
     "cpu-arm64": {"checkpoint": 1, "convert": 1, "trace": 14, "compile": 14, "bundle_cpu_arm64": 1},
@@ -53,6 +55,20 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.mark.parametrize("target", FROM_NOTHING)
 def test_a_target_by_name(fresh: Workspace, target: str) -> None:
     assert fresh.jobs(target) == FROM_NOTHING[target]
+
+
+def test_the_ci_job_of_the_readme_asks_for_what_there_is(fresh: Workspace) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    job = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    commands = [step["run"] for step in job["jobs"]["cpu"]["steps"] if "run" in step]
+    (gates,) = (command for command in commands if command.startswith("snakemake"))
+    (report,) = (command for command in commands if command.startswith("molmo2"))
+    planned = fresh.run("bash", "-c", f"{gates} -n -q rules")
+    assert job_table(planned.stdout) == {**FROM_NOTHING["gates"], "gates": 1}, planned.stdout
+    done = fresh.run("bash", "-c", report)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("not measured: run snakemake gates") == 5, "four rows and the first divergence"
+    assert {path.name for path in (fresh.folder / "gates").iterdir()} == {"gates.html", "gates.xml", "divergence.txt"}
 
 
 def test_the_names_are_listed(fresh: Workspace) -> None:

@@ -12,8 +12,8 @@ from molmo2_iree.build.plan import Plan, make_plan
 from molmo2_iree.config import Reference, read_config, validate
 from molmo2_iree.errors import GateError
 from molmo2_iree.parity import specification
+from molmo2_iree.parity.differences import KNOWN_DIFFERENCES
 from molmo2_iree.parity.expected import check_environment, expected_environment
-from molmo2_iree.parity.native import KNOWN_DIFFERENCES
 from molmo2_iree.parity.reference import read_reference, split_gate, write_reference
 
 REFERENCES: tuple[Reference, ...] = get_args(Reference)

@@ -124,7 +124,9 @@ def cached(workspace: Workspace, name: str) -> list[Path]:
     return [found[0], found[0].with_suffix(".sha256")]
 
 
-def test_a_limit_that_is_not_met_fails_the_build_and_leaves_the_record(built: Workspace, tmp_path: Path) -> None:
+def test_a_limit_that_is_not_met_fails_the_build_and_leaves_the_record_and_the_page(
+    built: Workspace, tmp_path: Path
+) -> None:
     workspace = built.clone(tmp_path / "checkout")
     key = "tolerances/float32/vision.features/atol"
     limits = (workspace.folder / TOLERANCES).read_text()
@@ -133,10 +135,27 @@ def test_a_limit_that_is_not_met_fails_the_build_and_leaves_the_record(built: Wo
     assert done.returncode != 0
     assert "gate specification-photo on cpu, first divergent stage vision.features" in done.stdout
     assert workspace.files("*/*/records/*/specification-photo.json")
+    page, junit, said = (workspace.folder / path for path in reports(workspace))
+    assert "<title>Gates of cpu: failed</title>" in page.read_text(encoding="utf-8")
+    assert '<failure message="at [' in junit.read_text(encoding="utf-8")
+    assert len(said.read_text(encoding="utf-8").splitlines()) == 3
+    assert done.stdout.rpartition("Exiting because a job execution failed")[2].find(said.read_text("utf-8")) >= 0
     assert "first divergent stage" in workspace.snakemake("all", "-q", "all").stdout
 
     (workspace.folder / TOLERANCES).write_text(limits)
     assert NOTHING in workspace.build("all")
+
+
+def reports(workspace: Workspace) -> list[Path]:
+    """The gate page, the JUnit file and the three lines of the plan's tolerances."""
+    return [
+        Path(workspace.plan("report_folder('cpu')")) / name for name in ("gates.html", "gates.xml", "divergence.txt")
+    ]
+
+
+def test_snakemake_s_own_report_has_the_page(built: Workspace) -> None:
+    built.build("all", "--report", "report.html")
+    assert "gates.html" in (built.folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_wrong_model_fails_at_its_stage_and_passes_when_repaired(built: Workspace, tmp_path: Path) -> None:

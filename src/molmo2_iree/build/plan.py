@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from molmo2_iree.build.flags import target_flags
-from molmo2_iree.config import Config, Target
+from molmo2_iree.config import Config, Target, Tolerance
 from molmo2_iree.errors import BuildError, ConfigError
 from molmo2_iree.identity import digest, flatten, source_digest
 from molmo2_iree.lock import Lock, read_lock
@@ -45,7 +45,29 @@ REFERENCE_SOURCE = (
     "parity/witness.py",
     "parity/witness_listening.py",
 )
-MEASURING_SOURCE = ("parity", "preprocess", "runtime")
+MEASURING_SOURCE = (
+    "parity/cases.py",
+    "parity/compare.py",
+    "parity/expected.py",
+    "parity/judge.py",
+    "parity/measure.py",
+    "parity/reference.py",
+    "parity/table.py",
+    "preprocess",
+    "runtime",
+)
+REPORT_SOURCE = (
+    "commands/report.py",
+    "parity/differences.py",
+    "parity/mutants.py",
+    "parity/report.py",
+    "parity/report_curves.py",
+    "parity/report_junit.py",
+    "parity/report_page.html.jinja",
+    "parity/report_page.py",
+    "parity/report_pictures.py",
+    "parity/report_tables.py",
+)
 WEIGHT_SUFFIX = ".safetensors"
 PROCESSOR_FILES = (
     "chat_template.jinja",
@@ -237,9 +259,29 @@ class Plan:
 
     def verdict_path(self, target: str, gate: str) -> Path:
         """A record's verdict: it belongs to one set of tolerances, those of the stored weights' dtype."""
-        tolerances = self.config.tolerances.get(self.config.weights.storage, {})
-        limits = {stage: allowed.model_dump(exclude={"reason"}) for stage, allowed in tolerances.items()}
-        return self.bundle_records(target) / digest(limits, 8) / f"{gate}.verdict.json"
+        return self._verdicts(target) / f"{gate}.verdict.json"
+
+    def _verdicts(self, target: str) -> Path:
+        limits = {stage: allowed.model_dump(exclude={"reason"}) for stage, allowed in self.limits.items()}
+        return self.bundle_records(target) / digest(limits, 8)
+
+    def report_folder(self, target: str) -> Path:
+        """The gate page and the JUnit file: they show the records of every gate, and the tolerances' reasons."""
+        fields = {
+            "gates": self.gates,
+            "reasons": {stage: allowed.reason for stage, allowed in self.limits.items()},
+            "source": source_digest(REPORT_SOURCE),
+        }
+        return self._verdicts(target) / f"report-{digest(fields, 8)}"
+
+    def mutants_path(self, target: str) -> Path:
+        """What became of the wrong models; it belongs to the same bundle and references as the records."""
+        return self.bundle_records(target) / "mutants.json"
+
+    @property
+    def limits(self) -> dict[str, Tolerance]:
+        """The tolerances of the stored weights' dtype."""
+        return self.config.tolerances.get(self.config.weights.storage, {})
 
     @property
     def gates(self) -> list[str]:

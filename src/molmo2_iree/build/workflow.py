@@ -2,6 +2,7 @@
 
 import fcntl
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,6 +16,8 @@ from molmo2_iree.identity import digest
 from molmo2_iree.manifest import MANIFEST
 from molmo2_iree.stages import Program
 
+REPORT_FILES = ("gates.html", "gates.xml", "divergence.txt")
+DIVERGENCE_FILE = REPORT_FILES[2]
 RUNNING = Path(ARTIFACTS / ".running")
 
 
@@ -107,6 +110,33 @@ class Workflow:
     def all_verdicts(self) -> list[str]:
         """Verdicts of every gate of every selected target whose gates run here."""
         return [file for target in self.targets for file in self.verdicts(target)]
+
+    def target_records(self, target: str) -> list[str]:
+        """Records of every gate of a target."""
+        return [str(self.plan.record_path(target, gate)) for gate in self.plan.gates]
+
+    def report_folder(self, target: str) -> str:
+        """The folder of a target's gate page."""
+        return str(self.plan.report_folder(target))
+
+    def report(self, target: str) -> list[str]:
+        """The gate page and the JUnit file of a target; none where its gates do not run here."""
+        return [f"{self.report_folder(target)}/{name}" for name in REPORT_FILES if target in self.gated_targets]
+
+    def reported(self, target: str) -> str:
+        """An empty file that judges wait for, so that a gate that fails leaves its page."""
+        return f"{self.records(target)}/reported"
+
+    def all_reports(self) -> list[str]:
+        """Pages and JUnit files of every selected target whose gates run here."""
+        return [file for target in self.targets for file in self.report(target)]
+
+    def show_divergence(self) -> None:
+        """After a run that failed: the first divergence of each target that has one, as its report words it."""
+        for target in self.gated_targets:
+            path = self.plan.report_folder(target) / DIVERGENCE_FILE
+            if path.is_file():
+                sys.stderr.write(path.read_text(encoding="utf-8"))
 
     def _modules(self, target: str, programs: Iterable[Program]) -> list[str]:
         return [str(self.plan.module_path(target, program)) for program in programs]

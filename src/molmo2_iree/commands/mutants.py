@@ -1,6 +1,9 @@
 """``molmo2 mutants``: run the catalogue of wrong models and show where each is caught."""
 
+import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +11,7 @@ import typer
 from molmo2_iree.commands.build import read_plan
 from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile
 from molmo2_iree.errors import GateError
+from molmo2_iree.files import write_whole
 
 if TYPE_CHECKING:
     from molmo2_iree.parity.mutate import Outcome
@@ -18,6 +22,10 @@ def mutants(
     config: ConfigFile = DEFAULT_CONFIG,
     target: Annotated[str, typer.Option("--target", help="A target whose gates run here.")] = "cpu",
     workers: Annotated[int, typer.Option(min=1, help="Mutants at a time.")] = 2,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File for the outcomes.", show_default="where molmo2 report looks, if all of them run"),
+    ] = None,
 ) -> None:
     """Compile wrong models and hold each against the gates; fails if one survives or is caught at another stage.
 
@@ -35,7 +43,11 @@ def mutants(
         done.append(outcome)
         sys.stderr.write(f"{len(done)}/{len(picked)} {outcome.mutant.name}: {outcome.caught or 'SURVIVED'}\n")
 
-    outcomes = run_mutants(read_plan(config), config, target, picked, workers, progress)
+    plan = read_plan(config)
+    outcomes = run_mutants(plan, config, target, picked, workers, progress)
+    if path := output or (None if name else plan.mutants_path(target)):
+        write_whole(path, outcomes_json(target, outcomes))
+        sys.stderr.write(f"wrote {path}\n")
     table = Table("mutant", "caught at", "by what factor", "seconds")
     for outcome in outcomes:
         caught = outcome.caught or "SURVIVED"
@@ -52,3 +64,20 @@ def mutants(
             expected=f"rejection at {wrong[0].mutant.first}",
             fix="find out why the gates do not see it there; never weaken the catalogue",
         )
+
+
+def outcomes_json(target: str, outcomes: "Sequence[Outcome]") -> str:
+    """The outcomes as the gate page reads them, in the order of the catalogue."""
+    found = [
+        {
+            "name": outcome.mutant.name,
+            "case": outcome.mutant.case,
+            "first": outcome.mutant.first,
+            "caught": outcome.caught,
+            "factor": outcome.factor,
+            "why": outcome.why,
+            "seconds": round(outcome.seconds, 1),
+        }
+        for outcome in outcomes
+    ]
+    return json.dumps({"target": target, "outcomes": found}, indent=1) + "\n"

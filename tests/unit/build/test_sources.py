@@ -16,6 +16,10 @@ IN_THE_IDENTITY = {*plans.TRACED_SOURCE}
 IN_THE_BUNDLE = {*plans.BUNDLING_SOURCE, *plans.CONVERTING_SOURCE}
 COMPARED = {"detect.py", "family.py", "released.py"}
 """Read an architecture from files; a runtime refuses another than the bundle states, so no number changes."""
+REFERRED = {*plans.REFERENCE_SOURCE}
+"""In the digest of the references, which names the records' folder."""
+MEASURED = {*plans.MEASURING_SOURCE}
+"""In the digest of the records, in whose folder the page is."""
 ONLY_CHOOSES = {"stages.py"}
 """Which parameters a program reads; every parameter is converted."""
 
@@ -23,8 +27,13 @@ STEPS = {
     "convert": ("build/convert.py", plans.CONVERTING_SOURCE, ONLY_CHOOSES),
     "trace": ("build/trace.py", plans.TRACED_SOURCE, set()),
     "reference": ("parity/reference.py", plans.REFERENCE_SOURCE, set()),
-    "measure": ("parity/measure.py", plans.MEASURING_SOURCE, IN_THE_IDENTITY | IN_THE_BUNDLE | COMPARED),
-    "judge": ("parity/judge.py", plans.MEASURING_SOURCE, IN_THE_IDENTITY | IN_THE_BUNDLE | COMPARED),
+    "measure": ("parity/measure.py", plans.MEASURING_SOURCE, IN_THE_IDENTITY | IN_THE_BUNDLE | COMPARED | REFERRED),
+    "judge": ("parity/judge.py", plans.MEASURING_SOURCE, IN_THE_IDENTITY | IN_THE_BUNDLE | COMPARED | REFERRED),
+    "report": (
+        "parity/report.py",
+        plans.REPORT_SOURCE,
+        MEASURED | IN_THE_IDENTITY | IN_THE_BUNDLE | COMPARED | REFERRED,
+    ),
 }
 """First module, digested source, and modules that another digest of the same path covers."""
 
