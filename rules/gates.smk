@@ -19,7 +19,7 @@ for target in WORKFLOW.gated_targets:
         name:
             f"measure_{target.replace('-', '_')}"
         input:
-            ancient(WORKFLOW.bundle(target)),
+            ancient(WORKFLOW.manifest(target)),
             ancient(WORKFLOW.tap_modules(target)),
             reference=ancient(f"{WORKFLOW.references_folder}/{{gate}}.npz"),
         output:

@@ -16,6 +16,8 @@ rule compile:
         "molmo2 compile {input} --config {params.config} --target {params.target} --output {output} 2> {log}"
 
 
+# The bundle's archives are second names of the converted ones, and Snakemake touches every output of a finished job in
+# turn: as an input, an archive would become newer than the outputs touched before it. The index stands for them.
 for target in WORKFLOW.targets:
 
     rule:
@@ -23,7 +25,7 @@ for target in WORKFLOW.targets:
             f"bundle_{target.replace('-', '_')}"
         input:
             ancient(WORKFLOW.modules(target)),
-            ancient(WORKFLOW.archives()),
+            ancient(WORKFLOW.weights_index()),
             ancient(WORKFLOW.processor_files()),
         output:
             WORKFLOW.bundle(target),

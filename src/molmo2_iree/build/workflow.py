@@ -64,6 +64,10 @@ class Workflow:
         names = [*(f"{name}.irpa" for name in ARCHIVES), "weights.json"]
         return [str(self.plan.weights_folder / name) for name in names]
 
+    def weights_index(self) -> str:
+        """The index of the converted archives, written after them."""
+        return self.archives()[-1]
+
     def programs(self) -> list[str]:
         """Every program that some selected target needs."""
         chosen = [*self.plan.programs, *(self.plan.tap_programs if self.gated_targets else [])]
@@ -86,6 +90,10 @@ class Workflow:
             MANIFEST,
         ]
         return [str(self.plan.bundle_folder(target) / name) for name in names]
+
+    def manifest(self, target: str) -> str:
+        """A target's manifest, written after everything else of the bundle."""
+        return self.bundle(target)[-1]
 
     def bundles(self) -> list[str]:
         """Every file of every selected target's bundle."""
