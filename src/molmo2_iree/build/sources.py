@@ -31,6 +31,7 @@ MEASURING_SOURCE = (
     "parity/expected.py",
     "parity/judge.py",
     "parity/measure.py",
+    "parity/measure_text.py",
     "parity/reference.py",
     "parity/table.py",
     "preprocess",

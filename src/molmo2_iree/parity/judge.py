@@ -25,11 +25,23 @@ REQUIRED = (
 )
 """Stages without which a record proves nothing."""
 
+REQUIRED_OF_PICTURES = ("vision.features.module", "connector.tokens.module", "connector.tokens.table")
+REQUIRED_OF_TURNS = ("extend.logits.turn",)
+
+SUFFIXES = ("module", "table", "turn")
+"""Last parts of a stage's name that say in which way it was run; the tolerance is the stage's own."""
+
 
 def tolerance_key(stage: str) -> str:
     """``vision.block.3``, ``vision.features.module`` and ``connector.query.table`` are judged without the last part."""
     head, _, tail = stage.rpartition(".")
-    return head if tail.isdigit() or tail in ("module", "table") else stage
+    return head if tail.isdigit() or tail in SUFFIXES else stage
+
+
+def required(gate: str) -> tuple[str, ...]:
+    """What the record of a gate must speak about: a case with pictures or a second turn needs more."""
+    _, case = split_gate(gate)
+    return REQUIRED + REQUIRED_OF_PICTURES * bool(case.pictures) + REQUIRED_OF_TURNS * bool(case.followup)
 
 
 def judge(
@@ -41,7 +53,7 @@ def judge(
     """
     stages = [entry["stage"] for entry in record["comparisons"]]
     spoken = ("input", *covers)
-    missing = [stage for stage in REQUIRED if stage.partition(".")[0] in spoken and stage not in stages]
+    missing = [stage for stage in required(record["gate"]) if stage.partition(".")[0] in spoken and stage not in stages]
     failed_inputs = any(entry["kind"] == "exact" and entry.get("unequal") != 0 for entry in record["comparisons"])
     if missing and not failed_inputs:
         raise GateError(

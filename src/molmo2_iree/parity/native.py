@@ -111,6 +111,19 @@ def greedy(
             output = model(input_ids=new, cache=output.cache, use_cache=True)
 
 
+def connect(model: Molmo2ForConditionalGeneration, features: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
+    """The connector alone: features [C, N, F], groups [G, P] -> ``connector.*``; rows without a patch hold zeros."""
+    result: dict[str, np.ndarray] = {}
+    with _exact(), _listening(model, result):
+        model.model.multi_modal_projector(
+            torch.from_numpy(features).to(model.device), torch.from_numpy(groups.astype(np.int64)).to(model.device)
+        )
+    filled = _filled(groups)
+    for name in ("connector.pooled", "connector.tokens"):
+        result[name] = np.where(filled[:, None], result[name], 0)
+    return {name: value for name, value in result.items() if name.startswith("connector.")}
+
+
 def environment(device: str = "cpu") -> dict[str, str | int | bool]:
     """What a record must say about this reference: versions, device, dtype and precision switches as they run."""
     with _exact():

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,16 @@ from molmo2_iree.parity.rounding import rounded_checkpoint
 from molmo2_iree.parity.table import hand_groups, sentinel_features
 
 ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A reference on a checkpoint: what it ran with, and its three questions, each answered by arrays by name."""
+
+    environment: dict[str, Any]
+    observe: Callable[..., dict[str, np.ndarray]]
+    greedy: Callable[..., tuple[list[int], np.ndarray]]
+    connect: Callable[..., dict[str, np.ndarray]]
 
 
 def split_gate(gate: str) -> tuple[Reference, Case]:
@@ -45,28 +56,24 @@ def write_reference(plan: Plan, gate: str, output: Path) -> None:
     arrays = {f"input.{name}": value for name, value in given.items()}
     with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
         weights = rounded_checkpoint(folder, storage, Path(scratch))
-        environment, observe, greedy = _open(reference, weights)
-        environment |= {"reference": reference, "matrices_rounded_to": storage}
+        opened = _open(reference, weights)
+        environment = opened.environment | {"reference": reference, "matrices_rounded_to": storage}
         check_environment(gate, environment, expected_environment(plan, reference))
         arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
         options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
-        arrays |= observe(*arguments, **options)
-        if reference == "specification" and len(given["crops"]):
-            arrays |= _table(weights, arrays)
+        arrays |= opened.observe(*arguments, **options)
+        if len(given["crops"]):
+            arrays |= _table(opened, arrays)
         if "decode" in environment["covers"]:
-            tokens, logits = greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
+            tokens, logits = opened.greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
             arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
     _write(arrays, environment, gate, output)
 
 
-def _table(folder: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The specification's connector on the hand-made table: ``connector.*.table``."""
-    from molmo2_iree.parity.specification_files import Original
-    from molmo2_iree.parity.specification_vision import connector
-
+def _table(opened: Opened, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The reference's connector on the hand-made table: ``connector.*.table``."""
     features = sentinel_features(arrays["vision.features"])
-    groups = hand_groups(arrays["input.groups"].shape[1])
-    said = connector(Original(folder), features.astype(np.float64), groups)
+    said = opened.connect(features, hand_groups(arrays["input.groups"].shape[1]))
     return {"input.table_features": features} | {f"{name}.table": value for name, value in said.items()}
 
 
@@ -87,35 +94,38 @@ def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], gate: str
     temporary.replace(output)
 
 
-def _open(reference: Reference, folder: Path) -> tuple[dict[str, Any], Callable[..., Any], Callable[..., Any]]:
-    """(environment, observe, greedy) of a reference on a checkpoint folder."""
-    from molmo2_iree.parity import specification
+def _open(reference: Reference, folder: Path) -> Opened:
+    """The reference's own libraries are imported here and nowhere else."""
+    from molmo2_iree.parity import specification as written
 
-    everything = {"covers": list(STAGES)}
     if reference == "specification":
         environment = {
             "python": platform.python_version(),
             "numpy": np.__version__,
             "dtype": "float64",
             "device": "cpu",
+            "covers": list(STAGES),
         }
-        observe, greedy = (partial(function, folder) for function in (specification.specify, specification.greedy))
-        return environment | everything, observe, greedy
+        functions = partial(written.specify, folder), partial(written.greedy, folder), partial(written.connect, folder)
+        return Opened(environment, *functions)
     if reference == "native":
         from molmo2_iree.parity import native
 
         model = native.load(folder)
-        observe, greedy = (partial(function, model) for function in (native.observe, native.greedy))
-        return native.environment() | everything, observe, greedy
+        functions = partial(native.observe, model), partial(native.greedy, model), partial(native.connect, model)
+        return Opened(native.environment() | {"covers": list(STAGES)}, *functions)
     from molmo2_iree.parity import witness
 
     loaded = witness.load(folder, corrected=reference == "mlx")
     observe = partial(witness.observe, loaded)
 
     def shipped(*arguments: np.ndarray, **options: Any) -> dict[str, np.ndarray]:
-        return observe(*arguments, **options, injected=specification.specify(folder, *arguments, **options))
+        return observe(*arguments, **options, injected=written.specify(folder, *arguments, **options))
 
-    return witness.environment(loaded), observe if loaded.corrected else shipped, partial(witness.greedy, loaded)
+    seeing = observe if loaded.corrected else shipped
+    return Opened(
+        witness.environment(loaded), seeing, partial(witness.greedy, loaded), partial(witness.connect, loaded)
+    )
 
 
 def read_reference(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
