@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,19 @@ class Opened:
     connect: Callable[..., dict[str, np.ndarray]]
 
 
+def reference_named(name: str) -> Reference:
+    """A reference by name; GateError lists the known ones."""
+    for reference in get_args(Reference):
+        if name == reference:
+            return reference
+    raise GateError(
+        f"reference {name}",
+        got="no such reference",
+        expected=f"one of {', '.join(get_args(Reference))}",
+        fix="correct gates.references",
+    )
+
+
 def split_gate(gate: str) -> tuple[Reference, Case]:
     """``native-photo`` is reference ``native``, case ``photo``; ``mlx-shipped-photo`` is ``mlx-shipped``, ``photo``."""
     for reference in sorted(get_args(Reference), key=len, reverse=True):
@@ -46,28 +59,39 @@ def split_gate(gate: str) -> tuple[Reference, Case]:
     )
 
 
-def write_reference(plan: Plan, gate: str, output: Path) -> None:
-    """Write ``output`` (.npz): ``input.*``, the reference's arrays, ``greedy.tokens``, ``greedy.logits``."""
+def write_references(
+    plan: Plan, reference: Reference, cases: Sequence[str], folder: Path, written: Callable[[Path], None]
+) -> None:
+    """Write ``{reference}-{case}.npz`` of each case: ``input.*``, the reference's arrays, ``greedy.*``.
+
+    ``written`` is called with each path. The reference is loaded once; GateError if it ran in another environment.
+    """
+    storage = plan.config.weights.storage
+    chosen = [case_named(name) for name in cases]
+    with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
+        opened = _open(reference, rounded_checkpoint(plan.checkpoint_folder, storage, Path(scratch)))
+        environment = opened.environment | {"reference": reference, "matrices_rounded_to": storage}
+        check_environment(f"{reference}-{chosen[0].name}", environment, expected_environment(plan, reference))
+        for case in chosen:
+            output = folder / f"{reference}-{case.name}.npz"
+            _write(_answers(plan, opened, case), environment, output)
+            written(output)
+
+
+def _answers(plan: Plan, opened: Opened, case: Case) -> dict[str, np.ndarray]:
     from molmo2_iree.parity.inputs import inputs
 
-    reference, case = split_gate(gate)
-    folder, storage = plan.checkpoint_folder, plan.config.weights.storage
-    given = inputs(folder, case)
+    given = inputs(plan.checkpoint_folder, case)
     arrays = {f"input.{name}": value for name, value in given.items()}
-    with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
-        weights = rounded_checkpoint(folder, storage, Path(scratch))
-        opened = _open(reference, weights)
-        environment = opened.environment | {"reference": reference, "matrices_rounded_to": storage}
-        check_environment(gate, environment, expected_environment(plan, reference))
-        arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
-        options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
-        arrays |= opened.observe(*arguments, **options)
-        if len(given["crops"]):
-            arrays |= _table(opened, arrays)
-        if "decode" in environment["covers"]:
-            tokens, logits = opened.greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
-            arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
-    _write(arrays, environment, gate, output)
+    arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
+    options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
+    arrays |= opened.observe(*arguments, **options)
+    if len(given["crops"]):
+        arrays |= _table(opened, arrays)
+    if "decode" in opened.environment["covers"]:
+        tokens, logits = opened.greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
+        arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
+    return arrays
 
 
 def _table(opened: Opened, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -77,12 +101,12 @@ def _table(opened: Opened, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
     return {"input.table_features": features} | {f"{name}.table": value for name, value in said.items()}
 
 
-def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], gate: str, output: Path) -> None:
+def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], output: Path) -> None:
     """By rename, so that a reference that fails leaves nothing that could be compared with."""
     wrong = [name for name, value in arrays.items() if not np.isfinite(value).all()]
     if wrong:
         raise GateError(
-            f"reference {gate}, {wrong[0]}",
+            f"reference {output.stem}, {wrong[0]}",
             got="values that are not finite",
             expected="finite values",
             fix="check the checkpoint; a reference that fails is no pass",
