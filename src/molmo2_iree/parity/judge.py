@@ -9,6 +9,7 @@ from typing import Any
 from molmo2_iree.config import Reference, Tolerance
 from molmo2_iree.errors import GateError
 from molmo2_iree.files import write_whole
+from molmo2_iree.identity import digest
 from molmo2_iree.parity.expected import INFORMATIONAL, STAGES, check_environment
 from molmo2_iree.parity.measure import SCHEMA
 from molmo2_iree.parity.reference import split_gate
@@ -185,7 +186,7 @@ def _note(head: dict[str, Any], verdicts: list[dict[str, Any]], path: Path, outp
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record; GateError for duplicate keys, another schema or a truncated file."""
+    """A record; GateError for duplicate keys, another schema, content that was edited or a truncated file."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
@@ -199,6 +200,9 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes(), object_pairs_hook=unique, parse_constant=no_constant)
         if not isinstance(record, dict) or record["schema_version"] != SCHEMA:
             raise ValueError(f"schema_version is not {SCHEMA}")
+        stated = record.pop("content_digest")
+        if stated != digest(record):
+            raise ValueError("its content_digest is of other content: it was edited")
     except (OSError, ValueError, KeyError) as error:
         raise GateError(
             str(path), got=f"no usable record ({error})", expected="a record as written by measure", fix=MEASURE_AGAIN

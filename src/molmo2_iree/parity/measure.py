@@ -6,6 +6,7 @@ here fails on a number: a record is evidence, ``judge`` decides.
 
 import json
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from molmo2_iree.build.plan import Plan
 from molmo2_iree.files import write_whole
+from molmo2_iree.identity import digest
 from molmo2_iree.parity.cases import Case
 from molmo2_iree.parity.compare import compare
 from molmo2_iree.parity.expected import INFORMATIONAL
@@ -48,8 +50,13 @@ def write_record(plan: Plan, target: str, gate: str, reference: Path, output: Pa
         "measured_with": {"iree": version("iree-base-runtime"), "numpy": np.__version__, "machine": platform.machine()},
         "comparisons": measure(model, taps, case, wanted),
     }
-    write_whole(output, json.dumps(record, indent=1))
+    write_whole(output, record_text(record))
     return record
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """A record as JSON whose ``content_digest`` covers all else, so that an edit by hand shows."""
+    return json.dumps({**record, "content_digest": digest(record)}, indent=1)
 
 
 def measure(model: Model, taps: dict[str, Program], case: Case, wanted: Arrays) -> list[dict[str, Any]]:

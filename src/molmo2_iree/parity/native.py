@@ -22,12 +22,16 @@ from molmo2_iree.errors import CheckpointError, GateError, UnsupportedError
 Counts = Sequence[int] | np.ndarray
 """One number for each image."""
 
+THREADS = 2
+"""Threads of the reference, whatever the machine has: the split of a sum over threads decides its rounding."""
+
 PRECISION = "highest"
 """Setting of torch's float32 matrix products while the reference runs: no reduced-precision mode."""
 
 
 def load(folder: Path, device: str = "cpu") -> Molmo2ForConditionalGeneration:
     """The model of a checkpoint folder: float32, scaled-dot-product attention, no tensor missing or left over."""
+    torch.set_num_threads(THREADS)
     _check_supported(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     loaded: Any = Molmo2ForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
