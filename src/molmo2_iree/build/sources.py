@@ -40,7 +40,12 @@ MEASURING_SOURCE = (
 REPORT_SOURCE = (
     "commands/report.py",
     "parity/differences.py",
+    "parity/mutant.py",
     "parity/mutants.py",
+    "parity/mutants_families.py",
+    "parity/mutants_text.py",
+    "parity/mutants_vision.py",
+    "parity/mutate.py",
     "parity/report.py",
     "parity/report_curves.py",
     "parity/report_junit.py",

@@ -116,7 +116,8 @@ def _gap(gate: Gate) -> dict[str, Any]:
 def _case(report: Report, name: str) -> dict[str, Any]:
     case = CASES[name]
     prompt = next((gate.prompt for gate in report.gates if gate.case == name and gate.prompt), None)
-    return {"name": name, "question": case.question, "slot": case.slot, "prompt": prompt, "pictures": case.pictures}
+    turns = (case.question, *(case.followup or ()))
+    return {"name": name, "turns": turns, "slot": case.slot, "prompt": prompt, "pictures": case.pictures}
 
 
 def _pictures(report: Report, cases: Sequence[str]) -> dict[Picture, tuple[str, Drawn]]:
