@@ -19,7 +19,7 @@ def answer(requests: Path, *options: object) -> subprocess.CompletedProcess[str]
 
 def test_every_question_in_order(model: Model, tmp_path: Path) -> None:
     asked = [
-        {"question": QUESTION, "images": [str(CAT)], "kind": "mine"},
+        {"question": QUESTION, "images": [str(CAT.resolve())], "kind": "mine"},
         {"question": "Why is the sky blue?"},
         {"question": QUESTION, "images": ["cat.jpg", "cat.jpg"]},
     ]
