@@ -1,7 +1,7 @@
 """What the gates ask: named conversations about real photographs, none of them of one colour."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,11 @@ import numpy as np
 from PIL import Image
 
 from molmo2_iree.errors import GateError
+
+DIGITS = str(3**2000)
+"""955 digits without a pattern."""
+
+DIGITS_FOLLOW = "Read these digits: "
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,22 @@ class Picture:
 
 @dataclass(frozen=True)
 class Case:
-    """One question; ``slot`` is where the modules put it, ``followup`` an answer and the question after it."""
+    """One question; ``slot`` is where the modules put it, ``followup`` an answer and the question after it.
+
+    ``fills`` is the number of ids that digits behind the question bring the prompt to; a digit is a token everywhere.
+    """
 
     name: str
     question: str
     pictures: tuple[Picture, ...]
     slot: int
     followup: tuple[str, str] | None = None
+    fills: int | None = None
+
+    def filled(self, length: int) -> "Case":
+        """With the digits that are missing, if the prompt has ``length`` ids without them."""
+        missing = (self.fills or length) - length
+        return replace(self, question=self.question + DIGITS[:missing])
 
     def first_turn(self) -> list[dict[str, Any]]:
         """The first question, an image part for each picture before the text."""
@@ -54,12 +68,6 @@ class Case:
         shared = [patch * sum(margins)] * 2
         return [picture.pixels(size, shared) for picture in self.pictures]
 
-
-FULL, LONGEST = 101, 649
-"""Digits, a token each, that fill 128 and, behind a photograph, 768 tokens of the embedded checkpoints exactly."""
-
-DIGITS = str(3**2000)
-"""955 digits without a pattern."""
 
 COFFEE, CAT, ROCKET, FACE = "coffee.png", "chelsea.png", "rocket.jpg", "astronaut.png"
 TILINGS = ((1, 1), (1, 2), (1, 3), (1, 4), (4, 1), (2, 3), (2, 4), (8, 1))
@@ -79,9 +87,9 @@ CASES = {
             slot=2,
             followup=("A cup of coffee and a spoon.", "Which of the two is made of metal, and what is left of it?"),
         ),
-        Case("full-tokens", f"Read these digits: {DIGITS[:FULL]}", (), slot=0),
-        Case("over-tokens", f"Read these digits: {DIGITS[: FULL + 1]}", (), slot=3),
-        Case("longest", f"Read these digits: {DIGITS[:LONGEST]}", (Picture(COFFEE),), slot=1),
+        Case("full-tokens", DIGITS_FOLLOW, (), slot=0, fills=128),
+        Case("over-tokens", DIGITS_FOLLOW, (), slot=3, fills=129),
+        Case("longest", DIGITS_FOLLOW, (Picture(COFFEE),), slot=1, fills=768),
         Case("two-pictures", "Which picture shows a cat?", (Picture(CAT), Picture(ROCKET)), slot=2),
         Case("two-swapped", "Which picture shows a cat?", (Picture(ROCKET), Picture(CAT)), slot=2),
         Case("four-pictures", "Which picture shows a face?", FOUR, slot=3),

@@ -28,6 +28,8 @@ def inputs(folder: Path, case: Case) -> dict[str, np.ndarray]:
     images = [cut(pixels, image) for pixels in case.open(size, image["patch_size"], image["overlap_margins"])]
     strings = [_image_string(grid, processor) for _, _, grid in images]
     ids = _ids(folder, case, strings)
+    if case.fills:
+        ids = _ids(folder, case.filled(len(ids)), strings)
     part = ("image_patch_id", "image_col_id", "image_start_token_id", "low_res_image_start_token_id")
     part += ("frame_start_token_id", "image_end_token_id", "frame_end_token_id", "image_low_res_id")
     bidirectional = {config[name] for name in part}

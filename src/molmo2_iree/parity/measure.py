@@ -62,7 +62,10 @@ def record_text(record: Mapping[str, Any]) -> str:
 def measure(model: Model, taps: dict[str, Program], case: Case, wanted: Arrays) -> list[dict[str, Any]]:
     """Every comparison of a case, in first-divergence order."""
     look = model.architecture.processor
-    payload = model.prepare(case.messages(), case.open(look.image_size, look.patch_size, look.overlap_margins))
+    pictures = case.open(look.image_size, look.patch_size, look.overlap_margins)
+    payload = model.prepare(case.messages(), pictures)
+    if case.fills:
+        payload = model.prepare(case.filled(len(payload.ids)).messages(), pictures)
     found = _inputs(payload, wanted)
     if any(entry.get("unequal") != 0 for entry in found if entry["kind"] == "exact"):
         return found  # on other inputs every later stage differs, and says nothing

@@ -116,7 +116,7 @@ def _gap(gate: Gate) -> dict[str, Any]:
 def _case(report: Report, name: str) -> dict[str, Any]:
     case = CASES[name]
     prompt = next((gate.prompt for gate in report.gates if gate.case == name and gate.prompt), None)
-    turns = (case.question, *(case.followup or ()))
+    turns = (case.question + ("…" if case.fills else ""), *(case.followup or ()))
     return {"name": name, "turns": turns, "slot": case.slot, "prompt": prompt, "pictures": case.pictures}
 
 
