@@ -190,7 +190,7 @@ class Sampler:
         self._penalties = asked if asked != (1, 0, 0) else None
         size = vocabulary if self._penalties else 0
         self._seen, self._counts = np.zeros(size, bool), np.zeros(size, np.int32)
-        given = np.asarray(prompt)
+        given = np.asarray(prompt, np.int64)
         self._seen[given[given < size]] = True
         self._plain = self._penalties is None and not sampling.logit_bias
 
