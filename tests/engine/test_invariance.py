@@ -38,7 +38,9 @@ def alone(model: Model, payloads: list[Payload]) -> list[list[object]]:
     return answers
 
 
-def test_alone_it_is_what_the_simple_loop_says(model: Model, payloads: list[Payload], alone: list[list[object]]) -> None:
+def test_alone_it_is_what_the_simple_loop_says(
+    model: Model, payloads: list[Payload], alone: list[list[object]]
+) -> None:
     stop = model.architecture.tokens.stop
     for payload, answer in zip(payloads, alone, strict=True):
         wanted = list(generate(model, payload, 24))

@@ -35,7 +35,7 @@ JSON_SPACE = r"\n[ \t]{0,40}| ?"
 
 LIMITS = {
     "max_items_in_row": 500,
-    "initial_lexer_fuel": 500_000,
+    "initial_lexer_fuel": 150_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
     "max_lexer_states": 50_000,
@@ -60,21 +60,18 @@ class Grammar:
 
 
 class Constraint:
-    """One answer's way through a grammar."""
+    """One answer's way through a grammar. The matcher is the worker's until the mask is there."""
 
     def __init__(self, matcher: "LLMatcher", pool: ThreadPoolExecutor, vocabulary: int) -> None:
         self._matcher, self._pool, self._vocabulary = matcher, pool, vocabulary
+        self.ended = matcher.is_stopped()
+        """Whether nothing may follow any more."""
         self._mask: Future[np.ndarray] = pool.submit(self._compute)
 
     @property
     def ready(self) -> bool:
         """Whether :meth:`allowed` will not wait."""
         return self._mask.done()
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing may follow any more."""
-        return self._matcher.is_stopped()
 
     def when_ready(self, call: Callable[[], Any]) -> None:
         """Call ``call`` once, on a worker or at once, when the mask is there."""
@@ -88,6 +85,7 @@ class Constraint:
         """Go on by an id that was allowed; the next mask gets under way."""
         if not self._matcher.consume_token(token):
             raise _refused("a step", self._matcher.get_error())
+        self.ended = self._matcher.is_stopped()
         if not self.ended:
             self._mask = self._pool.submit(self._compute)
 
@@ -118,30 +116,34 @@ class Grammars:
             raise RequestError("grammar kind", got=repr(kind)[:80], expected=" or ".join(KINDS), fix="name one of them")
         source = _source(kind, text)
         with self._lock:
-            kept = self._kept.get((kind, source))
-            if kept is None:
-                kept = self._kept[kind, source] = self._compiled(kind, source)
+            found = self._kept.get((kind, source))
+            if self._library is None:
+                self._library = _tokenizer(self._tokenizer, self._architecture)
+        grammar = found or self._compiled(kind, source, self._library)
+        with self._lock:
+            self._kept[kind, source] = grammar
             self._kept.move_to_end((kind, source))
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            return kept
+        return grammar
 
     def close(self) -> None:
         """End the workers."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _compiled(self, kind: Kind, source: str) -> Grammar:
+    def _compiled(self, kind: Kind, source: str, tokenizer: "LLTokenizer") -> Grammar:
         llguidance = _library()
-        if self._library is None:
-            self._library = _tokenizer(self._tokenizer, self._architecture)
-        matcher = llguidance.LLMatcher
-        if kind in ("json_object", "json_schema"):
-            options: Any = {"whitespace_pattern": JSON_SPACE}
-            described = matcher.grammar_from_json_schema(source, overrides=options)
-        else:
-            described = (matcher.grammar_from_regex if kind == "regex" else matcher.grammar_from_lark)(source)
-        limits = llguidance.LLParserLimits(**LIMITS)
-        compiled = matcher(self._library, described, log_level=0, limits=limits)
+        options: Any = {"whitespace_pattern": JSON_SPACE}
+        try:
+            if kind in ("json_object", "json_schema"):
+                described = llguidance.LLMatcher.grammar_from_json_schema(source, overrides=options)
+            elif kind == "regex":
+                described = llguidance.LLMatcher.grammar_from_regex(source)
+            else:
+                described = llguidance.LLMatcher.grammar_from_lark(source)
+        except ValueError as wrong:
+            raise _refused(kind, str(wrong)) from wrong
+        compiled = llguidance.LLMatcher(tokenizer, described, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
         first = compiled.deep_copy()
         if not first.is_error():
             first.compute_bitmask()
@@ -157,8 +159,9 @@ def _source(kind: Kind, text: str | Mapping[str, Any] | bool) -> str:
         source = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
         if kind == "json_schema":
             parsed = json.loads(source)
-            if not isinstance(parsed, dict | bool):
-                raise ValueError(f"a JSON {type(parsed).__name__} is no schema")
+            if parsed is not True and not isinstance(parsed, dict):
+                raise ValueError("a schema is an object, or true")
+            source = "{}" if parsed is True else source
     except (ValueError, TypeError, RecursionError) as wrong:
         raise RequestError(kind, got=f"no JSON ({wrong})"[:200], expected="a JSON schema", fix="correct it") from wrong
     if not source or len(source) > MOST_CHARACTERS:

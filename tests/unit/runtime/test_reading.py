@@ -47,7 +47,7 @@ def test_every_row_once_and_in_order(length: int, data: st.DataObject) -> None:
     prompt = counted(length, image_end, tuple(map(str, range(len(crops)))), crops)
     reused = data.draw(st.integers(image_end, length - 1)) if image_end < length and data.draw(st.booleans()) else 0
     units = plan(prompt, reused)
-    at, looked = reused, {image: 0 for image in range(len(crops))}
+    at, looked = reused, dict.fromkeys(range(len(crops)), 0)
     for unit in units:
         if isinstance(unit, Look):
             assert at == 0
