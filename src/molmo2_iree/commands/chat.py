@@ -1,6 +1,9 @@
 """``molmo2 chat``: a conversation in the terminal, with pictures, each turn going on from the rows of the last."""
 
+import queue
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +18,8 @@ from molmo2_iree.runtime.interrupt import uninterrupted
 if TYPE_CHECKING:
     from molmo2_iree.runtime.conversation import Conversation
     from molmo2_iree.runtime.engine import Engine
-    from molmo2_iree.runtime.events import Finished
+    from molmo2_iree.runtime.events import Event, Finished
+    from molmo2_iree.runtime.request import Request
     from molmo2_iree.runtime.sampling import Sampling
 
 HELP = """\
@@ -37,6 +41,20 @@ class Chat:
     conversation: "Conversation"
     pictures: list[Path] = field(default_factory=list[Path])
     """Shown with the next question."""
+    typing: bool = False
+    """Whether a line is being read."""
+    cancel: Callable[[], None] | None = None
+    """Ends the answer under way."""
+    interrupted: bool = False
+    """Whether Ctrl-C came since the line was read."""
+
+    def interrupt(self, *_: object) -> None:
+        """What Ctrl-C does: it ends the line, or the answer, or drops the question that is being prepared."""
+        if self.typing:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        if self.cancel is not None:
+            self.cancel()
 
 
 def chat(
@@ -71,18 +89,25 @@ def chat(
             show(talk, path)
         if sys.stdin.isatty():
             sys.stderr.write("Ask away; /help lists the commands.\n")
-        while obey(talk):
-            pass
+        before = signal.signal(signal.SIGINT, talk.interrupt)
+        try:
+            while obey(talk):
+                talk.interrupted = False
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def obey(talk: Chat) -> bool:
     """Read and do one line; False at the end. A refusal is told and changes nothing."""
     try:
+        talk.typing = True
         line = input("> " if sys.stdin.isatty() else "")
+        talk.typing = False
     except EOFError:
         say("\n" if sys.stdin.isatty() else "")
         return False
     except KeyboardInterrupt:
+        talk.typing = False
         sys.stderr.write("\n(Ctrl-D ends)\n")
         return True
     command, _, argument = line.partition(" ") if line.startswith("/") else ("", "", "")
@@ -92,8 +117,6 @@ def obey(talk: Chat) -> bool:
         _do(talk, command, argument.strip(), line.strip())
     except MolmoError as error:
         sys.stderr.write(f"molmo2: {error}\n")
-    except KeyboardInterrupt:
-        sys.stderr.write("\n")  # while the question was prepared: it is dropped
     return True
 
 
@@ -122,32 +145,42 @@ def show(talk: Chat, path: str) -> None:
 
 def reply(talk: Chat, question: str) -> None:
     """Answer, and remember what was said, also of an answer that Ctrl-C cut short."""
-    from molmo2_iree.runtime.delivery import answer
-    from molmo2_iree.runtime.events import Finished, Token
+    from molmo2_iree.runtime.events import Token
 
     pictures = talk.pictures
     payload = talk.conversation.ask(question, pictures)
     request = talk.engine.request(payload, _room(talk, len(payload.ids)), talk.sampling)
-    ids, text = list[int](), ""
-    end: Finished | None = None
-    events = answer(talk.engine, request)
-    try:
-        for event in events:
-            text += event.text
-            say(event.text)
-            if isinstance(event, Token):
-                ids.append(event.id)
-            else:
-                end = event
-    except KeyboardInterrupt:
-        events.close()  # cancels it
+    ids, text, end = list[int](), "", None
+    for event in _events(talk, request):
+        text += event.text
+        say(event.text)
+        if isinstance(event, Token):
+            ids.append(event.id)
+        else:
+            end = event
     say("\n")
-    if end is not None and end.error is not None:
+    if end is None or (end.reason == "cancelled" and not ids):
+        return  # as if it had not been asked
+    if end.error is not None:
         raise end.error
     talk.conversation.answered(payload, question, pictures, ids, text)
     talk.pictures = []
-    if talk.timings and end is not None:
+    if talk.timings:
         _report(end)
+
+
+def _events(talk: Chat, request: "Request") -> Iterator["Event"]:
+    """Submit, and yield every event to the last; Ctrl-C makes that come soon."""
+    from molmo2_iree.runtime.events import Finished
+
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    talk.cancel = talk.engine.submit(request, events.put).cancel
+    if talk.interrupted:
+        talk.cancel()
+    event: Event | None = None
+    while not isinstance(event, Finished):
+        yield (event := events.get())
+    talk.cancel = None
 
 
 def _room(talk: Chat, length: int) -> int:

@@ -34,7 +34,7 @@ def test_shared_rows_are_equal_and_leave_one_to_read(first: list[int], second: l
 
 
 def test_the_whole_image_part_of_both_must_be_shared() -> None:
-    ids = np.arange(9)
+    ids = range(9)
     prompt = counted(10, image_end=6, digests=("a",))
     assert shared_rows(kept(*ids, image_end=6, digests=("a",)), prompt) == 9
     assert shared_rows(kept(*ids[:6], image_end=6, digests=("a",)), prompt) == 6

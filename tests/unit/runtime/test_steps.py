@@ -20,8 +20,7 @@ def read(steps: Steps, payload: Payload, slot: int, reused: int = 0) -> np.ndarr
     prompt = read_prompt(payload)
     reading = steps.begin(payload, prompt, slot)
     logits = [
-        steps.read(unit, reading)
-        for unit in plan_reading(prompt, reused, reading.tokens, steps.model.bundle.buckets)
+        steps.read(unit, reading) for unit in plan_reading(prompt, reused, reading.tokens, steps.model.bundle.buckets)
     ]
     assert logits[-1] is not None
     return logits[-1]
@@ -62,9 +61,7 @@ def test_a_cleared_slot_is_zero_and_the_others_untouched(model: Model) -> None:
     for old, new in zip(before, rows(steps._cache), strict=True):
         assert not new[[1, 3]].any()
         np.testing.assert_array_equal(new[[0, 2]], old[[0, 2]])
-    np.testing.assert_array_equal(
-        read(steps, text(model), 1), model.prefill(text(model), model.new_cache())
-    )
+    np.testing.assert_array_equal(read(steps, text(model), 1), model.prefill(text(model), model.new_cache()))
 
 
 def test_arrays_on_the_device_keep_their_values(model: Model) -> None:
