@@ -60,3 +60,11 @@ class RequestError(MolmoError):
     """A picture, prompt or array given by the caller cannot be answered."""
 
     exit_code = 10
+
+
+class BusyError(RequestError):
+    """A request that was not taken because the queue is full or the engine is ending; it may be sent again."""
+
+
+class EngineError(MolmoError):
+    """A step failed under a request that was in order: a fault of this program, the bundle or the machine."""

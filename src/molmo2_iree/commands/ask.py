@@ -42,7 +42,7 @@ def ask(
     began = time.perf_counter()
     with uninterrupted():
         from molmo2_iree.preprocess.prompt import messages_for
-        from molmo2_iree.preprocess.tokenizer import TextStream
+        from molmo2_iree.runtime.detokenize import TextStream
         from molmo2_iree.runtime.generate import Timings, generate
         from molmo2_iree.runtime.model import load
 

@@ -74,17 +74,20 @@ class Device:
                 str(path), got=str(error)[:300], expected="a module of this bundle", fix="snakemake all"
             ) from error
 
-    @uninterrupted()
     def zeros(self, shape: tuple[int, ...], dtype: str) -> rt.DeviceArray:
         """A zeroed array on the device."""
-        data = np.zeros(shape, _NUMPY[dtype])
-        raw = data.view(np.uint16) if dtype == "bfloat16" else data
+        return self.put(np.zeros(shape, _NUMPY[dtype]))
+
+    @uninterrupted()
+    def put(self, data: np.ndarray) -> rt.DeviceArray:
+        """A copy on the device of a float32 or bfloat16 array."""
+        raw = data.view(np.uint16) if data.dtype == ml_dtypes.bfloat16 else data
         view: Any = self.device.allocator.allocate_buffer_copy(
             memory_type=rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE,
             allowed_usage=rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING,
             device=self.device,
             buffer=raw,
-            element_type=_ELEMENTS[dtype],
+            element_type=_ELEMENTS[data.dtype.name],
         )
         return rt.DeviceArray(self.device, view)
 

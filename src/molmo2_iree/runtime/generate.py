@@ -10,6 +10,7 @@ from molmo2_iree.errors import RequestError
 from molmo2_iree.preprocess.payload import Payload, check_payload
 from molmo2_iree.runtime.checks import instance, whole
 from molmo2_iree.runtime.model import Cache, Model
+from molmo2_iree.runtime.sampling import greedy
 
 
 @dataclass
@@ -22,16 +23,6 @@ class Timings:
     def add(self, step: str, started: float) -> None:
         """Add the time since ``started`` (of ``time.perf_counter``) to a step."""
         self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - started
-
-
-def greedy(logits: np.ndarray) -> int:
-    """The first maximum of logits [V]. RequestError for logits that are not finite: they would pick at random."""
-    if not np.isfinite(logits).all():
-        at = int(np.argmin(np.isfinite(logits)))
-        raise RequestError(
-            f"logits, id {at}", got=logits[at], expected="finite values", fix="run the gates: snakemake gates"
-        )
-    return int(np.argmax(logits))
 
 
 def start(model: Model, payload: Payload, cache: Cache, timings: Timings, slot: int = 0) -> np.ndarray:

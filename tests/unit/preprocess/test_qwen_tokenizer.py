@@ -17,7 +17,8 @@ from unit.preprocess.samples import RELEASED, photo_of, with_bos
 from molmo2_iree.build.embedded import chat_template
 from molmo2_iree.preprocess.prepare import HostProcessor, prepare
 from molmo2_iree.preprocess.prompt import compile_template, messages_for
-from molmo2_iree.preprocess.tokenizer import TextStream, Tokenizer
+from molmo2_iree.preprocess.tokenizer import Tokenizer
+from molmo2_iree.runtime.detokenize import TextStream
 
 END, START, PAD = 151_645, 151_644, 151_643
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from molmo2_iree.build.embedded_config import DEFAULT
 from molmo2_iree.build.embedded_tokenizer import tokenizer_json
 from molmo2_iree.errors import CheckpointError, RequestError, UnsupportedError
-from molmo2_iree.preprocess.tokenizer import BYTE_OF, MULTIMODAL_TOKENS, TextStream, Tokenizer, load_tokenizer
+from molmo2_iree.preprocess.tokenizer import BYTE_OF, MULTIMODAL_TOKENS, Tokenizer, load_tokenizer
+from molmo2_iree.runtime.detokenize import TextStream
 
 CONTENT = tokenizer_json(DEFAULT)
 
