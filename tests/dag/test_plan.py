@@ -120,6 +120,7 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
     "source of the comparison": (comment("parity/compare.py"), MEASURED),
     "source of the specification": (comment("parity/specification_text.py"), {**REFERRED, **MEASURED}),
     "source of the runtime": (comment("runtime/model.py"), MEASURED),
+    "source of the engine": (comment("runtime/engine.py"), {}),
     "source of the preprocessing": (comment("preprocess/resize.py"), MEASURED),
     # Buckets and targets.
     "a prompt bucket added": (

@@ -35,7 +35,12 @@ MEASURING_SOURCE = (
     "parity/reference.py",
     "parity/table.py",
     "preprocess",
-    "runtime",
+    "runtime/bundle.py",
+    "runtime/checks.py",
+    "runtime/device.py",
+    "runtime/host.py",
+    "runtime/interrupt.py",
+    "runtime/model.py",
 )
 REPORT_SOURCE = (
     "commands/report.py",
