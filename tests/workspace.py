@@ -42,7 +42,7 @@ ONE_OF_EACH: dict[str, Any] = {
     "gates.cases": ["text", "photo"],
     "gates.references": ["specification"],
 }
-"""6 programs and 4 diagnostic ones, all of which the default configuration compiles too; two gates."""
+"""6 programs and 4 diagnostic ones, all of which config/family-qwen.yaml compiles too; two gates."""
 
 Command = subprocess.CompletedProcess[str]
 
@@ -59,7 +59,10 @@ class Workspace:
 
     @classmethod
     def copied(cls, folder: Path, origin: Path = ROOT) -> "Workspace":
-        """A fresh copy of the sources of the checkout, or of another workspace; nothing built."""
+        """A fresh copy of the sources of the checkout, or of another workspace; nothing built.
+
+        From the checkout the default configuration is the random miniature's, which needs no file but its lock.
+        """
         for part in PARTS:
             source = origin / part
             if source.is_dir():
@@ -67,6 +70,8 @@ class Workspace:
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, folder / part)
+        if origin == ROOT:
+            shutil.copy(folder / "config/family-qwen.yaml", folder / "config/default.yaml")
         return cls(folder)
 
     def clone(self, folder: Path) -> "Workspace":

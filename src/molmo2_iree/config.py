@@ -95,7 +95,7 @@ class Gates(Frozen):
 
     cases: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(once)]
     references: Annotated[tuple[Reference, ...], Field(min_length=1), AfterValidator(once)]
-    greedy_tokens: Size = 32
+    greedy_tokens: Size = 64
 
 
 class Environment(Frozen):

@@ -64,7 +64,7 @@ def test_no_environment_fails(environment: object, plan: Plan) -> None:
 
 
 def pinned(**versions: str) -> Plan:
-    raw: dict[str, Any] = read_config(Path("config/default.yaml")).model_dump(mode="json")
+    raw: dict[str, Any] = read_config(Path("config/family-qwen.yaml")).model_dump(mode="json")
     for reference in raw["references"].values():
         reference["versions"] |= versions
     return make_plan(validate(raw, "config/x.yaml"))

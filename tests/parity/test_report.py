@@ -13,6 +13,8 @@ from molmo2_iree.cli import application
 from molmo2_iree.parity.judge import read_record
 from molmo2_iree.parity.report import DIVERGENCE, JUNIT, PAGE, gather, write_report
 
+QWEN = ("--config", "config/family-qwen.yaml")
+
 
 def test_the_report_of_the_build(plan: Plan, tmp_path: Path) -> None:
     report = write_report(plan, "cpu", tmp_path)
@@ -73,7 +75,7 @@ def test_a_missing_record_is_said(plan: Plan) -> None:
 
 
 def test_the_verb(plan: Plan, tmp_path: Path) -> None:
-    done = CliRunner().invoke(application(), ["report", "--target", "cpu", "--output", str(tmp_path / "gates")])
+    done = CliRunner().invoke(application(), ["report", *QWEN, "--target", "cpu", "--output", str(tmp_path / "gates")])
     assert done.exit_code == 0, done.output
     assert f"page: {tmp_path / 'gates' / PAGE}" in done.output
     table = [line.split()[0] for line in done.output.splitlines() if line.startswith("  ")]
@@ -82,6 +84,6 @@ def test_the_verb(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["cpu-arm64", "nowhere"])
 def test_a_target_without_gates_is_refused(plan: Plan, tmp_path: Path, target: str) -> None:
-    done = CliRunner().invoke(application(), ["report", "--target", target, "--output", str(tmp_path)])
+    done = CliRunner().invoke(application(), ["report", *QWEN, "--target", target, "--output", str(tmp_path)])
     assert done.exit_code != 0
     assert "expected a selected target whose gates run here: cpu" in str(done.exception)

@@ -13,7 +13,7 @@ from molmo2_iree.config import SHARED, Config, first_that_fits, json_schema, mer
 from molmo2_iree.errors import BuildError, CheckpointError, ConfigError
 from molmo2_iree.identity import digest
 
-DEFAULT = Path("config/default.yaml")
+DEFAULT = Path("config/family-qwen.yaml")
 LIMIT = "tolerances/float32/vision.block/atol"
 
 

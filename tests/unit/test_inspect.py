@@ -57,7 +57,7 @@ def test_checkpoint_directory_in_words(checkpoint: Path, capsys: pytest.CaptureF
 
 
 def test_sizes_come_from_a_configuration_if_given(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = said(capsys, checkpoint, config=Path(__file__).parents[2] / "config" / "default.yaml")
+    rows = said(capsys, checkpoint, config=Path(__file__).parents[2] / "config" / "family-qwen.yaml")
     assert {"vision-c3", "prefill-s768", "extend-t16x1024", "decode-b4x1024"} < rows.keys()
     assert (rows["in total"], rows["shares"]) == ("4.0 MiB", "1.0 MiB for each of 4 slots of 1,024 rows (float32)")
 

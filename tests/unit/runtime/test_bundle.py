@@ -270,10 +270,10 @@ def test_the_first_differing_field_by_name_is_told(copy: Path, plan: Plan) -> No
 
 
 def test_a_bundle_of_another_machine_is_refused_in_words(
-    plan: Plan, copy: Path, monkeypatch: pytest.MonkeyPatch
+    default_plan: Plan, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    refusal = refused(plan.bundle_folder("cpu-arm64"))
+    refusal = refused(default_plan.bundle_folder("cpu-arm64"))
     assert refusal.got == "a bundle for aarch64-unknown-linux-gnu"
     assert refusal.expected == "one for x86_64"
     monkeypatch.setattr(platform, "machine", lambda: "arm64")

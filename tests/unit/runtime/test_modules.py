@@ -38,8 +38,8 @@ def test_files_that_are_no_module(fresh: Model, bundle_folder: Path, tmp_path: P
     assert not fresh.modules
 
 
-def test_a_module_for_another_machine(fresh: Model, plan: Plan) -> None:
-    path = plan.bundle_folder("cpu-arm64") / "modules" / "merge-s128.vmfb"
+def test_a_module_for_another_machine(fresh: Model, default_plan: Plan) -> None:
+    path = default_plan.bundle_folder("cpu-arm64") / "modules" / "merge-s128.vmfb"
     with pytest.raises(BundleError, match=r"merge-s128\.vmfb.*not found or unavailable"):
         fresh.add_module(MERGE, path)
 
