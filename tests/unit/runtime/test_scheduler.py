@@ -342,6 +342,7 @@ class Anything(RuleBasedStateMachine):
         assert list(self.scheduler.waiting) == [one for one in self.all if one.state == "waiting"]
         assert len(self.scheduler.speaking) + len(readers) == len(under_way)
         assert all(slot.owner is None or slot.kept is None for slot in self.scheduler.slots)
+        assert self.scheduler._parked <= {one.number for one in self.scheduler.speaking}
 
     @invariant()
     def first_come_first_served(self) -> None:
@@ -370,7 +371,7 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestAnything.settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=12), st.integers(1, 3))
