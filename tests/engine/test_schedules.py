@@ -39,9 +39,7 @@ def requests(model: Model) -> Any:
         make_request(model, pictured(model, [CAT]), TOKENS, stopping=on),
         make_request(model, pictured(model, [noise(1)]), TOKENS, warm, Stopping(("e", "aab"), ignore_end=True)),
         make_request(model, pictured(model, [noise(2)]), TOKENS, stopping=on, reuse=False),
-        make_request(
-            model, text(model, "A date?"), TOKENS, warm, grammar=grammars.compile("regex", "[0-9]{4}-[0-9]{2}")
-        ),
+        make_request(model, text(model, "A date?"), TOKENS, warm, grammar=date),
     ]
     grammars.close()
 
