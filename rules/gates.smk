@@ -1,16 +1,23 @@
-rule reference:
-    input:
-        ancient(WORKFLOW.checkpoint()),
-    output:
-        f"{WORKFLOW.references_folder}/{{gate}}.npz",
-    log:
-        f"{WORKFLOW.references_folder}/logs/{{gate}}.log",
-    resources:
-        mem_mb=WORKFLOW.memory(3000, checkpoints=3),
-    params:
-        config=WORKFLOW.config,
-    shell:
-        "molmo2 reference {wildcards.gate} --config {params.config} --output {output} 2> {log}"
+# One job a reference: importing and loading it takes longer than its answers.
+for reference in WORKFLOW.references:
+
+    rule:
+        name:
+            f"reference_{reference.replace('-', '_')}"
+        input:
+            ancient(WORKFLOW.checkpoint()),
+        output:
+            WORKFLOW.reference_files(reference),
+        log:
+            f"{WORKFLOW.references_folder}/logs/{reference}.log",
+        resources:
+            mem_mb=WORKFLOW.memory(3000, checkpoints=3),
+        params:
+            config=WORKFLOW.config,
+            reference=reference,
+            folder=WORKFLOW.references_folder,
+        shell:
+            "molmo2 reference {params.reference} --config {params.config} --output {params.folder} 2> {log}"
 
 
 for target in WORKFLOW.gated_targets:

@@ -17,6 +17,7 @@ def application() -> "typer.Typer":
     """The verbs."""
     import typer
 
+    from molmo2_iree.commands.answer import answer
     from molmo2_iree.commands.ask import ask
     from molmo2_iree.commands.build import bundle, compile_, convert, fetch, lock, trace
     from molmo2_iree.commands.chat import chat
@@ -31,7 +32,7 @@ def application() -> "typer.Typer":
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for verb in (ask, chat, inspect, lock, fetch):
+    for verb in (ask, answer, chat, inspect, lock, fetch):
         app.command()(verb)
     for verb, name in ((convert, "convert"), (trace, "trace"), (compile_, "compile"), (bundle, "bundle")):
         app.command(name, rich_help_panel="Steps of the build (snakemake runs them)")(verb)

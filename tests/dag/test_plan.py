@@ -19,7 +19,7 @@ BUNDLED = {"bundle_cpu": 1, "bundle_cpu_arm64": 1, **MEASURED}
 COMPILED = {"compile": 2 * PROGRAMS + TAPS, **BUNDLED}
 REPAIRED = {"bundle_cpu": 1, **MEASURED}
 TRACED = {"trace": PROGRAMS + TAPS, **COMPILED}
-REFERRED = {"reference": GATES}
+REFERRED = {"reference_specification": 1, "reference_native": 1}
 EVERYTHING = {"checkpoint": 1, "convert": 1, **TRACED, **REFERRED}
 
 TARGETS, TOLERANCES = "config/targets.yaml", "config/tolerances.yaml"
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
     "the catalogue of wrong models": (comment("parity/mutants.py"), REPORTED),
     "a gate added": (
         default(gates__cases=["text", "photo", "two-pictures"]),
-        {"reference": 2, "measure_cpu": 2, **REPORTED, "judge_cpu": 2},
+        {**REFERRED, "measure_cpu": 2, **REPORTED, "judge_cpu": 2},
     ),
     "greedy tokens": (default(gates__greedy_tokens=16), {**REFERRED, **MEASURED}),
     "a reference's pin": (
@@ -120,6 +120,7 @@ CASES: dict[str, tuple[Edit, Jobs]] = {
     "source of the comparison": (comment("parity/compare.py"), MEASURED),
     "source of the specification": (comment("parity/specification_text.py"), {**REFERRED, **MEASURED}),
     "source of the runtime": (comment("runtime/model.py"), MEASURED),
+    "source of the engine": (comment("runtime/engine.py"), {}),
     "source of the preprocessing": (comment("preprocess/resize.py"), MEASURED),
     # Buckets and targets.
     "a prompt bucket added": (

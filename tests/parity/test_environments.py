@@ -14,7 +14,7 @@ from molmo2_iree.errors import GateError
 from molmo2_iree.parity import specification
 from molmo2_iree.parity.differences import KNOWN_DIFFERENCES
 from molmo2_iree.parity.expected import check_environment, expected_environment
-from molmo2_iree.parity.reference import read_reference, split_gate, write_reference
+from molmo2_iree.parity.reference import read_reference, reference_named, split_gate, write_references
 
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
 BASIC = {"reference", "device", "dtype", "numpy", "covers", "matrices_rounded_to"}
@@ -33,9 +33,10 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_what_each_reference_states(reference: Reference, plan: Plan, fetched: None, tmp_path: Path) -> None:
     """Written for the text case: the environment is the expected one, in every field."""
-    output = tmp_path / "reference.npz"
-    write_reference(plan, f"{reference}-text", output)
-    arrays, environment = read_reference(output)
+    written: list[Path] = []
+    write_references(plan, reference, ["text"], tmp_path, written.append)
+    assert written == [tmp_path / f"{reference}-text.npz"]
+    arrays, environment = read_reference(written[0])
     expected = expected_environment(plan, reference)
     assert set(expected) >= BASIC
     check_environment(f"{reference}-text", environment, expected)
@@ -74,7 +75,7 @@ def test_other_versions_are_refused_before_anything_is_computed(
 ) -> None:
     monkeypatch.setattr(specification, "specify", lambda *_, **__: pytest.fail("computed"))
     with pytest.raises(GateError, match=r"reference specification, numpy: got '[\d.]+', expected '1\.0'\. Fix: pip"):
-        write_reference(pinned(numpy="1.0"), "specification-text", tmp_path / "reference.npz")
+        write_references(pinned(numpy="1.0"), "specification", ["text"], tmp_path, print)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,7 +95,7 @@ def test_a_reference_that_fails_leaves_nothing(
     monkeypatch.setattr(specification, "specify", fails)
     monkeypatch.setattr(specification, "greedy", lambda *_, **__: ([0], np.zeros((1, 1))))
     with pytest.raises((MemoryError, GateError), match=reason):
-        write_reference(plan, "specification-text", tmp_path / "reference.npz")
+        write_references(plan, "specification", ["text"], tmp_path, print)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,6 +105,11 @@ def test_versions_are_those_of_the_constraints(plan: Plan) -> None:
     stated = [pair for pinned in plan.config.references.values() for pair in pinned.versions.items()]
     assert all(pins[name] == version for name, version in stated)
     assert {"torch", "transformers", "mlx", "mlx-vlm", "numpy", "safetensors"} == {name for name, _ in stated}
+
+
+def test_a_reference_nobody_knows() -> None:
+    with pytest.raises(GateError, match=r"reference vllm: got no such reference, expected one of specification, "):
+        reference_named("vllm")
 
 
 @pytest.mark.parametrize("reference", REFERENCES)

@@ -1,14 +1,17 @@
 """Every wrong model of the catalogue is traced, compiled, run, and rejected at the stage the catalogue names."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from molmo2_iree.build.plan import Plan
+from molmo2_iree.build.plan import Plan, make_plan
+from molmo2_iree.config import read_config
 from molmo2_iree.errors import GateError
 from molmo2_iree.parity.cases import CASES
-from molmo2_iree.parity.mutants import MUTANTS, Mutant
-from molmo2_iree.parity.mutate import chosen, mutated_package, run_mutants
+from molmo2_iree.parity.mutant import Family, Mutant
+from molmo2_iree.parity.mutants import MUTANTS
+from molmo2_iree.parity.mutate import chosen, family_of, mutated_package, run_mutants
 
 
 def test_names_are_unique_and_cases_known() -> None:
@@ -30,20 +33,35 @@ def test_an_edit_that_no_longer_fits_is_refused(tmp_path: Path) -> None:
         mutated_package(stale, tmp_path)
 
 
-def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(GateError, match="no such mutant"):
-        chosen(["exact GELU", "perfect GELU"])
+@pytest.mark.parametrize("name", ["perfect GELU", "YaRN on every layer"])
+def test_a_name_unknown_to_the_family_is_refused(name: str) -> None:
+    with pytest.raises(GateError, match="no such mutant of the qwen family"):
+        chosen(["exact GELU", name], "qwen")
 
 
-def test_every_mutant_is_caught_where_the_catalogue_says(plan: Plan, bundle_folder: Path) -> None:
-    outcomes = run_mutants(plan, Path("config/default.yaml"), "cpu", MUTANTS, 2, lambda outcome: None)
+def config_of(family: Family) -> Path:
+    return Path(f"config/family-{family}.yaml")
+
+
+def plan_of(family: Family) -> Plan:
+    """The family's plan; its gates ran before (make test builds the families first)."""
+    return make_plan(read_config(config_of(family)))
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+def test_every_mutant_is_caught_where_the_catalogue_says(family: Family) -> None:
+    plan = plan_of(family)
+    assert family_of(plan) == family
+    outcomes = run_mutants(plan, config_of(family), "cpu", chosen([], family), 2, lambda outcome: None)
     caught = {outcome.mutant.name: outcome.caught for outcome in outcomes}
-    assert caught == {mutant.name: mutant.first for mutant in MUTANTS}
+    assert caught == {mutant.name: mutant.first for mutant in MUTANTS if mutant.family == family}
 
 
-def test_the_unchanged_model_survives(plan: Plan, bundle_folder: Path) -> None:
+@pytest.mark.parametrize("converted", [False, True])
+def test_the_unchanged_model_survives(converted: bool) -> None:
     """Otherwise a catalogue that rejects everything would prove nothing."""
-    same = Mutant("nothing changed", "model/text.py", "EXACT = lax", "EXACT = lax", ("merge",), "photo", "none")
-    assert [outcome.caught for outcome in run_mutants(plan, Path("config/default.yaml"), "cpu", [same], 1, print)] == [
-        None
-    ]
+    same = Mutant(
+        "nothing changed", "model/text.py", "EXACT = lax", "EXACT = lax", ("merge",), "photo", "none", "qwen", converted
+    )
+    outcomes = run_mutants(plan_of("qwen"), config_of("qwen"), "cpu", [same], 1, print)
+    assert [outcome.caught for outcome in outcomes] == [None]

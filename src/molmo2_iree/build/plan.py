@@ -9,6 +9,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from molmo2_iree.build.flags import target_flags
+from molmo2_iree.build.sources import (
+    BUNDLING_SOURCE,
+    CONVERTING_SOURCE,
+    MEASURING_SOURCE,
+    REFERENCE_SOURCE,
+    REPORT_SOURCE,
+    TRACED_SOURCE,
+)
 from molmo2_iree.config import Config, Target, Tolerance
 from molmo2_iree.errors import BuildError, ConfigError
 from molmo2_iree.identity import digest, flatten, source_digest
@@ -20,54 +28,6 @@ if TYPE_CHECKING:
 
 ARTIFACTS = PurePosixPath("artifacts")
 ARCHIVES = ("vision", "text")
-CONVERTING_SOURCE = (
-    "architecture.py",
-    "build/archive.py",
-    "build/convert.py",
-    "build/tensors.py",
-    "model/parameters.py",
-    "model/rotation.py",
-)
-TRACED_SOURCE = ("architecture.py", "stages.py", "model", "build/trace.py")
-BUNDLING_SOURCE = ("build/bundle.py", "manifest.py")
-REFERENCE_SOURCE = (
-    "parity/cases.py",
-    "parity/expected.py",
-    "parity/inputs.py",
-    "parity/native.py",
-    "parity/reference.py",
-    "parity/rounding.py",
-    "parity/specification.py",
-    "parity/specification_files.py",
-    "parity/specification_text.py",
-    "parity/specification_vision.py",
-    "parity/table.py",
-    "parity/witness.py",
-    "parity/witness_listening.py",
-)
-MEASURING_SOURCE = (
-    "parity/cases.py",
-    "parity/compare.py",
-    "parity/expected.py",
-    "parity/judge.py",
-    "parity/measure.py",
-    "parity/reference.py",
-    "parity/table.py",
-    "preprocess",
-    "runtime",
-)
-REPORT_SOURCE = (
-    "commands/report.py",
-    "parity/differences.py",
-    "parity/mutants.py",
-    "parity/report.py",
-    "parity/report_curves.py",
-    "parity/report_junit.py",
-    "parity/report_page.html.jinja",
-    "parity/report_page.py",
-    "parity/report_pictures.py",
-    "parity/report_tables.py",
-)
 WEIGHT_SUFFIX = ".safetensors"
 PROCESSOR_FILES = (
     "chat_template.jinja",

@@ -36,6 +36,7 @@ class Workflow:
         self.weights_folder = str(plan.weights_folder)
         self.checkpoint_folder = str(plan.checkpoint_folder)
         self.references_folder = str(plan.reference_folder)
+        self.references = list(plan.config.gates.references)
         self.embedded = plan.lock.source.kind == "embedded"
         self._running: TextIO | None = None
 
@@ -106,6 +107,10 @@ class Workflow:
     def records(self, target: str) -> str:
         """The folder of a target's records."""
         return str(self.plan.bundle_records(target))
+
+    def reference_files(self, reference: str) -> list[str]:
+        """A reference's outputs for every case."""
+        return [str(self.plan.reference_path(f"{reference}-{case}")) for case in self.plan.config.gates.cases]
 
     def verdict(self, target: str, gate: str) -> str:
         """A gate's verdict."""

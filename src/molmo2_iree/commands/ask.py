@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile
-from molmo2_iree.errors import BundleError
+from molmo2_iree.errors import BundleError, RequestError
 from molmo2_iree.runtime.interrupt import uninterrupted
 
 if TYPE_CHECKING:
@@ -29,12 +29,15 @@ def ask(
     ] = None,
     config: ConfigFile = DEFAULT_CONFIG,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 64,
+    draw: Annotated[
+        Path | None, typer.Option(help="Write the pictures as PNG with the points that the answer names.")
+    ] = None,
     timings: Annotated[bool, typer.Option("--timings", help="Print the time of each step afterwards.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash the weights even if they look unchanged.")] = False,
 ) -> None:
     """Answer a question about pictures, or without any.
 
-    Example: molmo2 ask --image examples/cat.jpg "What is in the picture?"
+    Example: molmo2 ask --image examples/shapes.png "Point to the red circle." --draw pointed.png
     """
     began = time.perf_counter()
     with uninterrupted():
@@ -51,14 +54,35 @@ def ask(
     pictures = [Path(path) for path in image or ()]
     payload = model.prepare(messages_for(question, len(pictures)), pictures)
     spent.add("prepare", started)
-    stream = TextStream(model.processor.tokenizer)
+    stream, pieces = TextStream(model.processor.tokenizer), []
     for count, token in enumerate(generate(model, payload, max_tokens, spent)):
         if not count:
             spent.add("first token", began)
-        say(stream.push(token))
-    say(stream.flush() + "\n")
+        pieces.append(stream.push(token))
+        say(pieces[-1])
+    pieces.append(stream.flush())
+    say(pieces[-1] + "\n")
+    if draw:
+        _draw(pictures, "".join(pieces), draw)
     if timings:
         _report(spent, len(payload.ids))
+
+
+def _draw(pictures: list[Path], answer: str, output: Path) -> None:
+    from molmo2_iree.commands.drawing import draw_points
+    from molmo2_iree.runtime.points import parse_points
+
+    points = parse_points(answer)
+    if not points or not pictures:
+        named = f"{len(points)} points and {len(pictures)} pictures"
+        raise RequestError(
+            "--draw",
+            got=f"an answer with {named}",
+            expected="a picture and an answer that points at something in it",
+            fix='ask "Point to ..." with --image',
+        )
+    draw_points(pictures, points, output)
+    sys.stderr.write(f"wrote {output}: {len(points)} points\n")
 
 
 def say(text: str) -> None:

@@ -11,15 +11,19 @@ from molmo2_iree.commands.options import DEFAULT_CONFIG, ConfigFile, Output, Tar
 Gate = Annotated[str, typer.Argument(help="{reference}-{case}, such as native-photo.")]
 
 
-def reference(gate: Gate, output: Output, config: ConfigFile = DEFAULT_CONFIG) -> None:
-    """Compute what a reference says about a case."""
+def reference(
+    name: Annotated[str, typer.Argument(help="A reference of gates.references, such as native.")],
+    output: Annotated[Path, typer.Option(help="Folder to write {reference}-{case}.npz into.")],
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases.", show_default="gates.cases")] = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Compute what a reference says about every case, a file each."""
     from molmo2_iree.build.plan import expect_planned
-    from molmo2_iree.parity.reference import write_reference
+    from molmo2_iree.parity.reference import reference_named, write_references
 
-    plan = read_plan(config)
-    expect_planned(output, plan.reference_path(gate))
-    write_reference(plan, gate, output)
-    say(f"wrote {output}")
+    plan, reference = read_plan(config), reference_named(name)
+    expect_planned(output, plan.reference_folder)
+    write_references(plan, reference, case or plan.config.gates.cases, output, lambda path: say(f"wrote {path}"))
 
 
 def measure(

@@ -29,21 +29,23 @@ def mutants(
 ) -> None:
     """Compile wrong models and hold each against the gates; fails if one survives or is caught at another stage.
 
+    The catalogue has a family of mistakes for each kind of checkpoint: those of the configuration's kind are run.
+
     Example: molmo2 mutants "exact GELU" "causal prefill mask"
     """
     from rich.console import Console
     from rich.table import Table
 
-    from molmo2_iree.parity.mutate import chosen, run_mutants
+    from molmo2_iree.parity.mutate import chosen, family_of, run_mutants
 
-    picked = chosen(name or [])
+    plan = read_plan(config)
+    picked = chosen(name or [], family_of(plan))
     done: list[Outcome] = []
 
     def progress(outcome: "Outcome") -> None:
         done.append(outcome)
         sys.stderr.write(f"{len(done)}/{len(picked)} {outcome.mutant.name}: {outcome.caught or 'SURVIVED'}\n")
 
-    plan = read_plan(config)
     outcomes = run_mutants(plan, config, target, picked, workers, progress)
     if path := output or (None if name else plan.mutants_path(target)):
         write_whole(path, outcomes_json(target, outcomes))

@@ -1,7 +1,7 @@
 """What the gates ask: named conversations about real photographs, none of them of one colour."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,11 @@ import numpy as np
 from PIL import Image
 
 from molmo2_iree.errors import GateError
+
+DIGITS = str(3**2000)
+"""955 digits without a pattern."""
+
+DIGITS_FOLLOW = "Read these digits: "
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,33 @@ class Picture:
 
 @dataclass(frozen=True)
 class Case:
-    """One question; ``slot`` is where the modules put it."""
+    """One question; ``slot`` is where the modules put it, ``followup`` an answer and the question after it.
+
+    ``fills`` is the number of ids that digits behind the question bring the prompt to; a digit is a token everywhere.
+    """
 
     name: str
     question: str
     pictures: tuple[Picture, ...]
     slot: int
+    followup: tuple[str, str] | None = None
+    fills: int | None = None
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation, an image part for each picture before the text."""
+    def filled(self, length: int) -> "Case":
+        """With the digits that are missing, if the prompt has ``length`` ids without them."""
+        missing = (self.fills or length) - length
+        return replace(self, question=self.question + DIGITS[:missing])
+
+    def first_turn(self) -> list[dict[str, Any]]:
+        """The first question, an image part for each picture before the text."""
         parts = [*({"type": "image"} for _ in self.pictures), {"type": "text", "text": self.question}]
         return [{"role": "user", "content": parts}]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole conversation."""
+        roles = zip(("assistant", "user"), self.followup or (), strict=False)
+        later = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in roles]
+        return [*self.first_turn(), *later]
 
     def open(self, size: Sequence[int], patch: int, margins: Sequence[int]) -> list[np.ndarray]:
         """The pictures for crops of ``size`` pixels that share ``margins``, in patches of ``patch`` pixels."""
@@ -49,7 +70,9 @@ class Case:
 
 
 COFFEE, CAT, ROCKET, FACE = "coffee.png", "chelsea.png", "rocket.jpg", "astronaut.png"
-TILINGS = ((1, 1), (1, 4), (4, 1), (2, 3), (2, 4), (8, 1))
+TILINGS = ((1, 1), (1, 2), (1, 3), (1, 4), (4, 1), (2, 3), (2, 4), (8, 1))
+"""With crops [3, 5, 9]: 2 crops leave a place empty, 3 fill a bucket, 4 are one over, 5 fill, 7 leave two, 9 fill."""
+
 FOUR = tuple(Picture(name, (1, 2)) for name in (COFFEE, CAT, ROCKET, FACE))
 
 CASES = {
@@ -57,6 +80,16 @@ CASES = {
     for case in (
         Case("text", "What colours does the word sky bring to mind?", (), slot=0),
         Case("photo", "What is in the picture?", (Picture(COFFEE),), slot=1),
+        Case(
+            "second-turn",
+            "What is in the picture?",
+            (Picture(COFFEE),),
+            slot=2,
+            followup=("A cup of coffee and a spoon.", "Which of the two is made of metal, and what is left of it?"),
+        ),
+        Case("full-tokens", DIGITS_FOLLOW, (), slot=0, fills=128),
+        Case("over-tokens", DIGITS_FOLLOW, (), slot=3, fills=129),
+        Case("longest", DIGITS_FOLLOW, (Picture(COFFEE),), slot=1, fills=768),
         Case("two-pictures", "Which picture shows a cat?", (Picture(CAT), Picture(ROCKET)), slot=2),
         Case("two-swapped", "Which picture shows a cat?", (Picture(ROCKET), Picture(CAT)), slot=2),
         Case("four-pictures", "Which picture shows a face?", FOUR, slot=3),

@@ -25,9 +25,11 @@ def inputs(folder: Path, case: Case) -> dict[str, np.ndarray]:
         for name in ("config.json", "preprocessor_config.json", "processor_config.json")
     )
     size = image["size"]["height"], image["size"]["width"]
-    cut = [_cut(pixels, image) for pixels in case.open(size, image["patch_size"], image["overlap_margins"])]
-    strings = [_image_string(grid, processor) for _, _, grid in cut]
+    images = [cut(pixels, image) for pixels in case.open(size, image["patch_size"], image["overlap_margins"])]
+    strings = [_image_string(grid, processor) for _, _, grid in images]
     ids = _ids(folder, case, strings)
+    if case.fills:
+        ids = _ids(folder, case.filled(len(ids)), strings)
     part = ("image_patch_id", "image_col_id", "image_start_token_id", "low_res_image_start_token_id")
     part += ("frame_start_token_id", "image_end_token_id", "frame_end_token_id", "image_low_res_id")
     bidirectional = {config[name] for name in part}
@@ -37,10 +39,10 @@ def inputs(folder: Path, case: Case) -> dict[str, np.ndarray]:
     return {
         "ids": np.array(ids, np.int64),
         "types": np.array([int(token in bidirectional) for token in ids], np.int64),
-        "patches": np.concatenate([empty, *(patches for patches, _, _ in cut)]),
-        "groups": np.concatenate([no_group, *(groups for _, groups, _ in cut)]),
-        "crops": np.array([len(patches) for patches, _, _ in cut], np.int64),
-        "group_counts": np.array([len(groups) for _, groups, _ in cut], np.int64),
+        "patches": np.concatenate([empty, *(patches for patches, _, _ in images)]),
+        "groups": np.concatenate([no_group, *(groups for _, groups, _ in images)]),
+        "crops": np.array([len(patches) for patches, _, _ in images], np.int64),
+        "group_counts": np.array([len(groups) for _, groups, _ in images], np.int64),
     }
 
 
@@ -71,8 +73,8 @@ def _image_string(grid: tuple[int, int, int, int], processor: dict[str, Any]) ->
     )
 
 
-def _cut(pixels: np.ndarray, image: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
-    """(patches, groups, grid) of one picture."""
+def cut(pixels: np.ndarray, image: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
+    """(patches, groups, grid) of one picture, ``image`` being a preprocessor_config.json."""
     size, patch = (image["size"]["height"], image["size"]["width"]), image["patch_size"]
     margins, pool = image["overlap_margins"], image["pooling_size"]
     margin = patch * sum(margins)

@@ -9,6 +9,7 @@ from typing import Any
 from molmo2_iree.config import Reference, Tolerance
 from molmo2_iree.errors import GateError
 from molmo2_iree.files import write_whole
+from molmo2_iree.identity import digest
 from molmo2_iree.parity.expected import INFORMATIONAL, STAGES, check_environment
 from molmo2_iree.parity.measure import SCHEMA
 from molmo2_iree.parity.reference import split_gate
@@ -25,11 +26,23 @@ REQUIRED = (
 )
 """Stages without which a record proves nothing."""
 
+REQUIRED_OF_PICTURES = ("vision.features.module", "connector.tokens.module", "connector.tokens.table")
+REQUIRED_OF_TURNS = ("extend.logits.turn",)
+
+SUFFIXES = ("module", "table", "turn")
+"""Last parts of a stage's name that say in which way it was run; the tolerance is the stage's own."""
+
 
 def tolerance_key(stage: str) -> str:
     """``vision.block.3``, ``vision.features.module`` and ``connector.query.table`` are judged without the last part."""
     head, _, tail = stage.rpartition(".")
-    return head if tail.isdigit() or tail in ("module", "table") else stage
+    return head if tail.isdigit() or tail in SUFFIXES else stage
+
+
+def required(gate: str) -> tuple[str, ...]:
+    """What the record of a gate must speak about: a case with pictures or a second turn needs more."""
+    _, case = split_gate(gate)
+    return REQUIRED + REQUIRED_OF_PICTURES * bool(case.pictures) + REQUIRED_OF_TURNS * bool(case.followup)
 
 
 def judge(
@@ -41,7 +54,7 @@ def judge(
     """
     stages = [entry["stage"] for entry in record["comparisons"]]
     spoken = ("input", *covers)
-    missing = [stage for stage in REQUIRED if stage.partition(".")[0] in spoken and stage not in stages]
+    missing = [stage for stage in required(record["gate"]) if stage.partition(".")[0] in spoken and stage not in stages]
     failed_inputs = any(entry["kind"] == "exact" and entry.get("unequal") != 0 for entry in record["comparisons"])
     if missing and not failed_inputs:
         raise GateError(
@@ -173,7 +186,7 @@ def _note(head: dict[str, Any], verdicts: list[dict[str, Any]], path: Path, outp
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record; GateError for duplicate keys, another schema or a truncated file."""
+    """A record; GateError for duplicate keys, another schema, content that was edited or a truncated file."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
@@ -187,6 +200,9 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes(), object_pairs_hook=unique, parse_constant=no_constant)
         if not isinstance(record, dict) or record["schema_version"] != SCHEMA:
             raise ValueError(f"schema_version is not {SCHEMA}")
+        stated = record.pop("content_digest")
+        if stated != digest(record):
+            raise ValueError("its content_digest is of other content: it was edited")
     except (OSError, ValueError, KeyError) as error:
         raise GateError(
             str(path), got=f"no usable record ({error})", expected="a record as written by measure", fix=MEASURE_AGAIN

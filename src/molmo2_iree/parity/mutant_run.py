@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from molmo2_iree.build.compile import compile_program
+from molmo2_iree.build.convert import convert
 from molmo2_iree.build.plan import Plan, make_plan
 from molmo2_iree.build.trace import trace
 from molmo2_iree.config import read_config
 from molmo2_iree.errors import MolmoError
+from molmo2_iree.manifest import Archive
 from molmo2_iree.parity.cases import case_named
 from molmo2_iree.parity.judge import judge
 from molmo2_iree.parity.measure import measure
-from molmo2_iree.parity.mutants import REFUSED
+from molmo2_iree.parity.mutant import REFUSED
 from molmo2_iree.parity.reference import read_reference
 from molmo2_iree.runtime.bundle import open_bundle
 from molmo2_iree.runtime.device import Device
@@ -44,11 +46,24 @@ class MutatedModel(Model):
         super().add_module(program, path)
 
 
+def converted(plan: Plan, archives: dict[str, Archive], scratch: Path) -> dict[str, Archive]:
+    """The archives as the mutated source writes them."""
+    storage = plan.config.weights.storage
+    written = convert(plan.checkpoint_folder, plan.lock.architecture, storage, scratch / "weights", lambda _: None)
+    paths = {path.stem: path.resolve() for path in written}
+    return {
+        name: archive.model_copy(update={"file": str(paths[name]), "tensors": {}}) for name, archive in archives.items()
+    }
+
+
 def run(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The first stage that fails and by what factor it misses its allowance; ``first`` is None for a survivor."""
     plan = make_plan(read_config(Path(order["config"])))
     bundle = open_bundle(Path(order["bundle"]))
-    model = MutatedModel(bundle, Device(bundle.folder, bundle.manifest.archives))
+    archives = bundle.manifest.archives
+    model = MutatedModel(
+        bundle, Device(bundle.folder, converted(plan, archives, scratch) if order["converted"] else archives)
+    )
     model.plan, model.target, model.stages, model.scratch = plan, order["target"], tuple(order["stages"]), scratch
     for program in plan.tap_programs:
         model.add_module(program, Path(order["taps"][program.name]))

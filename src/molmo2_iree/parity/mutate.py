@@ -20,7 +20,8 @@ from molmo2_iree.build.plan import Plan
 from molmo2_iree.errors import GateError
 from molmo2_iree.identity import PACKAGE
 from molmo2_iree.manifest import MANIFEST
-from molmo2_iree.parity.mutants import MUTANTS, Mutant
+from molmo2_iree.parity.mutant import Family, Mutant
+from molmo2_iree.parity.mutants import MUTANTS
 
 CHILD = "molmo2_iree.parity.mutant_run"
 
@@ -41,18 +42,25 @@ class Outcome:
         return self.caught == self.mutant.first
 
 
-def chosen(names: Sequence[str]) -> list[Mutant]:
-    """The named mutants, or all; GateError for an unknown name."""
-    known = {mutant.name: mutant for mutant in MUTANTS}
+def family_of(plan: Plan) -> Family:
+    """Which of the catalogue's families a checkpoint belongs to."""
+    if plan.lock.mask_policy == "causal":
+        return "causal"
+    return "olmo" if plan.lock.architecture.text.norm_after else "qwen"
+
+
+def chosen(names: Sequence[str], family: Family) -> list[Mutant]:
+    """The family's named mutants, or all of them; GateError for an unknown name."""
+    known = {mutant.name: mutant for mutant in MUTANTS if mutant.family == family}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise GateError(
             f"mutant {unknown[0]!r}",
-            got="no such mutant",
+            got=f"no such mutant of the {family} family",
             expected=f"one of {sorted(known)}",
-            fix="molmo2 mutants --help",
+            fix="molmo2 mutants --help, and --config for another family",
         )
-    return [known[name] for name in names] or list(MUTANTS)
+    return [known[name] for name in names] or list(known.values())
 
 
 def run_mutants(
@@ -74,7 +82,12 @@ def run_mutants(
 
     def one(mutant: Mutant) -> Outcome:
         reference = plan.reference_folder / f"specification-{mutant.case}.npz"
-        own = order | {"stages": mutant.stages, "case": mutant.case, "reference": str(reference.resolve())}
+        own = order | {
+            "stages": mutant.stages,
+            "converted": mutant.converted,
+            "case": mutant.case,
+            "reference": str(reference.resolve()),
+        }
         outcome = _run(mutant, own)
         done(outcome)
         return outcome

@@ -22,12 +22,16 @@ from molmo2_iree.errors import CheckpointError, GateError, UnsupportedError
 Counts = Sequence[int] | np.ndarray
 """One number for each image."""
 
+THREADS = 2
+"""Threads of the reference, whatever the machine has: the split of a sum over threads decides its rounding."""
+
 PRECISION = "highest"
 """Setting of torch's float32 matrix products while the reference runs: no reduced-precision mode."""
 
 
 def load(folder: Path, device: str = "cpu") -> Molmo2ForConditionalGeneration:
     """The model of a checkpoint folder: float32, scaled-dot-product attention, no tensor missing or left over."""
+    torch.set_num_threads(THREADS)
     _check_supported(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     loaded: Any = Molmo2ForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
@@ -109,6 +113,19 @@ def greedy(
                 return tokens, np.stack(logits)
             new = torch.tensor([tokens[-1:]], device=model.device)
             output = model(input_ids=new, cache=output.cache, use_cache=True)
+
+
+def connect(model: Molmo2ForConditionalGeneration, features: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
+    """The connector alone: features [C, N, F], groups [G, P] -> ``connector.*``; rows without a patch hold zeros."""
+    result: dict[str, np.ndarray] = {}
+    with _exact(), _listening(model, result):
+        model.model.multi_modal_projector(
+            torch.from_numpy(features).to(model.device), torch.from_numpy(groups.astype(np.int64)).to(model.device)
+        )
+    filled = _filled(groups)
+    for name in ("connector.pooled", "connector.tokens"):
+        result[name] = np.where(filled[:, None], result[name], 0)
+    return {name: value for name, value in result.items() if name.startswith("connector.")}
 
 
 def environment(device: str = "cpu") -> dict[str, str | int | bool]:

@@ -3,7 +3,8 @@
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,29 @@ from molmo2_iree.parity.table import hand_groups, sentinel_features
 ENVIRONMENT = "environment"
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A reference on a checkpoint: what it ran with, and its three questions, each answered by arrays by name."""
+
+    environment: dict[str, Any]
+    observe: Callable[..., dict[str, np.ndarray]]
+    greedy: Callable[..., tuple[list[int], np.ndarray]]
+    connect: Callable[..., dict[str, np.ndarray]]
+
+
+def reference_named(name: str) -> Reference:
+    """A reference by name; GateError lists the known ones."""
+    for reference in get_args(Reference):
+        if name == reference:
+            return reference
+    raise GateError(
+        f"reference {name}",
+        got="no such reference",
+        expected=f"one of {', '.join(get_args(Reference))}",
+        fix="correct gates.references",
+    )
+
+
 def split_gate(gate: str) -> tuple[Reference, Case]:
     """``native-photo`` is reference ``native``, case ``photo``; ``mlx-shipped-photo`` is ``mlx-shipped``, ``photo``."""
     for reference in sorted(get_args(Reference), key=len, reverse=True):
@@ -35,47 +59,54 @@ def split_gate(gate: str) -> tuple[Reference, Case]:
     )
 
 
-def write_reference(plan: Plan, gate: str, output: Path) -> None:
-    """Write ``output`` (.npz): ``input.*``, the reference's arrays, ``greedy.tokens``, ``greedy.logits``."""
+def write_references(
+    plan: Plan, reference: Reference, cases: Sequence[str], folder: Path, written: Callable[[Path], None]
+) -> None:
+    """Write ``{reference}-{case}.npz`` of each case: ``input.*``, the reference's arrays, ``greedy.*``.
+
+    ``written`` is called with each path. The reference is loaded once; GateError if it ran in another environment.
+    """
+    storage = plan.config.weights.storage
+    chosen = [case_named(name) for name in cases]
+    with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
+        opened = _open(reference, rounded_checkpoint(plan.checkpoint_folder, storage, Path(scratch)))
+        environment = opened.environment | {"reference": reference, "matrices_rounded_to": storage}
+        check_environment(f"{reference}-{chosen[0].name}", environment, expected_environment(plan, reference))
+        for case in chosen:
+            output = folder / f"{reference}-{case.name}.npz"
+            _write(_answers(plan, opened, case), environment, output)
+            written(output)
+
+
+def _answers(plan: Plan, opened: Opened, case: Case) -> dict[str, np.ndarray]:
     from molmo2_iree.parity.inputs import inputs
 
-    reference, case = split_gate(gate)
-    folder, storage = plan.checkpoint_folder, plan.config.weights.storage
-    given = inputs(folder, case)
+    given = inputs(plan.checkpoint_folder, case)
     arrays = {f"input.{name}": value for name, value in given.items()}
-    with TemporaryDirectory(prefix="molmo2-reference-") as scratch:
-        weights = rounded_checkpoint(folder, storage, Path(scratch))
-        environment, observe, greedy = _open(reference, weights)
-        environment |= {"reference": reference, "matrices_rounded_to": storage}
-        check_environment(gate, environment, expected_environment(plan, reference))
-        arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
-        options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
-        arrays |= observe(*arguments, **options)
-        if reference == "specification" and len(given["crops"]):
-            arrays |= _table(weights, arrays)
-        if "decode" in environment["covers"]:
-            tokens, logits = greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
-            arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
-    _write(arrays, environment, gate, output)
+    arguments = [given[name] for name in ("ids", "types", "patches", "groups", "crops")]
+    options = {"group_counts": given["group_counts"], "causal_image": plan.lock.mask_policy == "causal"}
+    arrays |= opened.observe(*arguments, **options)
+    if len(given["crops"]):
+        arrays |= _table(opened, arrays)
+    if "decode" in opened.environment["covers"]:
+        tokens, logits = opened.greedy(*arguments, **options, steps=plan.config.gates.greedy_tokens)
+        arrays |= {"greedy.tokens": np.array(tokens, np.int64), "greedy.logits": logits}
+    return arrays
 
 
-def _table(folder: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The specification's connector on the hand-made table: ``connector.*.table``."""
-    from molmo2_iree.parity.specification_files import Original
-    from molmo2_iree.parity.specification_vision import connector
-
+def _table(opened: Opened, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The reference's connector on the hand-made table: ``connector.*.table``."""
     features = sentinel_features(arrays["vision.features"])
-    groups = hand_groups(arrays["input.groups"].shape[1])
-    said = connector(Original(folder), features.astype(np.float64), groups)
+    said = opened.connect(features, hand_groups(arrays["input.groups"].shape[1]))
     return {"input.table_features": features} | {f"{name}.table": value for name, value in said.items()}
 
 
-def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], gate: str, output: Path) -> None:
+def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], output: Path) -> None:
     """By rename, so that a reference that fails leaves nothing that could be compared with."""
     wrong = [name for name, value in arrays.items() if not np.isfinite(value).all()]
     if wrong:
         raise GateError(
-            f"reference {gate}, {wrong[0]}",
+            f"reference {output.stem}, {wrong[0]}",
             got="values that are not finite",
             expected="finite values",
             fix="check the checkpoint; a reference that fails is no pass",
@@ -87,35 +118,38 @@ def _write(arrays: dict[str, np.ndarray], environment: dict[str, Any], gate: str
     temporary.replace(output)
 
 
-def _open(reference: Reference, folder: Path) -> tuple[dict[str, Any], Callable[..., Any], Callable[..., Any]]:
-    """(environment, observe, greedy) of a reference on a checkpoint folder."""
-    from molmo2_iree.parity import specification
+def _open(reference: Reference, folder: Path) -> Opened:
+    """The reference's own libraries are imported here and nowhere else."""
+    from molmo2_iree.parity import specification as written
 
-    everything = {"covers": list(STAGES)}
     if reference == "specification":
         environment = {
             "python": platform.python_version(),
             "numpy": np.__version__,
             "dtype": "float64",
             "device": "cpu",
+            "covers": list(STAGES),
         }
-        observe, greedy = (partial(function, folder) for function in (specification.specify, specification.greedy))
-        return environment | everything, observe, greedy
+        functions = partial(written.specify, folder), partial(written.greedy, folder), partial(written.connect, folder)
+        return Opened(environment, *functions)
     if reference == "native":
         from molmo2_iree.parity import native
 
         model = native.load(folder)
-        observe, greedy = (partial(function, model) for function in (native.observe, native.greedy))
-        return native.environment() | everything, observe, greedy
+        functions = partial(native.observe, model), partial(native.greedy, model), partial(native.connect, model)
+        return Opened(native.environment() | {"covers": list(STAGES)}, *functions)
     from molmo2_iree.parity import witness
 
     loaded = witness.load(folder, corrected=reference == "mlx")
     observe = partial(witness.observe, loaded)
 
     def shipped(*arguments: np.ndarray, **options: Any) -> dict[str, np.ndarray]:
-        return observe(*arguments, **options, injected=specification.specify(folder, *arguments, **options))
+        return observe(*arguments, **options, injected=written.specify(folder, *arguments, **options))
 
-    return witness.environment(loaded), observe if loaded.corrected else shipped, partial(witness.greedy, loaded)
+    seeing = observe if loaded.corrected else shipped
+    return Opened(
+        witness.environment(loaded), seeing, partial(witness.greedy, loaded), partial(witness.connect, loaded)
+    )
 
 
 def read_reference(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from molmo2_iree.parity.cases import CASES, Picture
 from molmo2_iree.parity.differences import KNOWN_DIFFERENCES
-from molmo2_iree.parity.mutants import MUTANTS
+from molmo2_iree.parity.mutate import chosen, family_of
 from molmo2_iree.parity.report import Gate, Report, three_lines, worst_by_key
 from molmo2_iree.parity.report_curves import SHAPES, mark
 from molmo2_iree.parity.report_pictures import Drawn, draw
@@ -68,7 +68,7 @@ def _context(report: Report) -> dict[str, Any]:
         "cases": [_case(report, name) for name in cases],
         "pictures": _pictures(report, cases),
         "mutants": report.mutants,
-        "catalogue": len(MUTANTS),
+        "catalogue": len(chosen([], family_of(report.plan))),
         "environments": environments(report.gates),
         "fields": _fields(report),
         "differences": KNOWN_DIFFERENCES,
@@ -116,7 +116,8 @@ def _gap(gate: Gate) -> dict[str, Any]:
 def _case(report: Report, name: str) -> dict[str, Any]:
     case = CASES[name]
     prompt = next((gate.prompt for gate in report.gates if gate.case == name and gate.prompt), None)
-    return {"name": name, "question": case.question, "slot": case.slot, "prompt": prompt, "pictures": case.pictures}
+    turns = (case.question + ("…" if case.fills else ""), *(case.followup or ()))
+    return {"name": name, "turns": turns, "slot": case.slot, "prompt": prompt, "pictures": case.pictures}
 
 
 def _pictures(report: Report, cases: Sequence[str]) -> dict[Picture, tuple[str, Drawn]]:

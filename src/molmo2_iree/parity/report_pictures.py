@@ -25,7 +25,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture with its cut drawn on it; ``canvas`` and ``low_res`` are data URIs. Tiling counts (rows, columns)."""
+    """A picture with its cut drawn on it. Tiling counts (rows, columns); ``canvas``, ``width`` wide, is a data URI."""
 
     name: str
     size: tuple[int, int]
@@ -35,6 +35,7 @@ class Drawn:
     groups: int
     incomplete: int
     canvas: str
+    width: int
     low_res: str
 
 
@@ -60,6 +61,7 @@ def draw(name: str, pixels: np.ndarray, processor: Processor) -> Drawn:
         groups=len(windows),
         incomplete=int((windows < 0).any(1).sum()),
         canvas=data_uri(canvas),
+        width=canvas.width,
         low_res=data_uri(view),
     )
 

@@ -47,6 +47,11 @@ def specify(
     return result
 
 
+def connect(folder: Path, features: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
+    """The connector alone: features [C, N, F], groups [G, P] -> ``connector.*``."""
+    return connector(Original(folder), features.astype(np.float64), groups)
+
+
 def greedy(
     folder: Path,
     ids: np.ndarray,

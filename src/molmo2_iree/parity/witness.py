@@ -237,6 +237,19 @@ def greedy(
         new = witness.model.language_model(mx.array([tokens[-1:]]), cache=cache).logits
 
 
+def connect(witness: Witness, features: np.ndarray, groups: np.ndarray) -> Arrays:
+    """The connector alone: features [C, N, F], groups [G, P] -> ``connector.*``; rows without a patch hold zeros."""
+    result: Arrays = {}
+    crops, patches, _ = features.shape
+    with listening(witness.model, result, {"vision.features": features}):
+        unused = mx.zeros((1, crops, patches, witness.model.vision_tower.image_vit.patch_embedding.weight.shape[-1]))
+        witness.model.vision_tower(unused, mx.array(groups.astype(np.int32))[None])
+    filled = _filled(groups)
+    for name in ("connector.pooled", "connector.tokens"):
+        result[name] = np.where(filled[:, None], result[name], np.float32(0))
+    return {name: value for name, value in result.items() if name.startswith("connector.")}
+
+
 def _prefill(witness: Witness, embeddings: mx.array, types: np.ndarray, cache: list[Any], causal: bool) -> mx.array:
     mask = image_mask(types) if witness.corrected and not causal else None
     text = witness.model.language_model

@@ -9,7 +9,16 @@ from molmo2_iree.build import plan as plans
 from molmo2_iree.identity import PACKAGE, source_digest
 
 NAME = PACKAGE.name
-NEUTRAL = {"errors.py", "files.py", "identity.py", "config.py", "lock.py", "build/plan.py", "build/flags.py"}
+NEUTRAL = {
+    "errors.py",
+    "files.py",
+    "identity.py",
+    "config.py",
+    "lock.py",
+    "build/plan.py",
+    "build/sources.py",
+    "build/flags.py",
+}
 """Refusals, writing by rename, and what decides paths: these change no bytes under a path."""
 
 IN_THE_IDENTITY = {*plans.TRACED_SOURCE}

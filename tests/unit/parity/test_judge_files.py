@@ -12,14 +12,14 @@ from molmo2_iree.errors import GateError
 from molmo2_iree.parity.compare import compare
 from molmo2_iree.parity.expected import STAGES
 from molmo2_iree.parity.judge import write_verdict
-from molmo2_iree.parity.measure import SCHEMA
+from molmo2_iree.parity.measure import SCHEMA, record_text
 
 
 def written(tmp_path: Path, *entries: dict, **fields: object) -> Path:
     path = tmp_path / "record.json"
     tmp_path.mkdir(exist_ok=True)
     content = record(*entries) | {"schema_version": SCHEMA, "reference": expected("native"), "informational": False}
-    path.write_text(json.dumps(content | fields))
+    path.write_text(record_text(content | fields))
     return path
 
 
@@ -43,7 +43,7 @@ def test_the_first_divergent_stage_is_named_and_no_verdict_is_left(tmp_path: Pat
     wrong = [compare(f"vision.block.{i}", np.array([i + 1.0]), np.array([1.0])) for i in range(3)]
     path, output = written(tmp_path, *wrong), tmp_path / "verdict.json"
     with pytest.raises(
-        GateError, match=r"first divergent stage vision\.block\.1: .*at \[0\]: got 2\.0.* 2 of 10 stages"
+        GateError, match=r"first divergent stage vision\.block\.1: .*at \[0\]: got 2\.0.* 2 of 13 stages"
     ):
         write_verdict(path, output, tolerances(vision_block=HALF), expected)
     assert not output.exists()
@@ -78,6 +78,35 @@ def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     assert not (tmp_path / "verdict.json").exists()
 
 
+def test_a_record_edited_by_hand_is_refused(tmp_path: Path) -> None:
+    """Any number in it, to any other: the record says what its content was."""
+    path, output = written(tmp_path, differ("vision.block.0", 2.0)), tmp_path / "verdict.json"
+    honest = path.read_text()
+    for edited in (honest.replace("3.0", "1.0"), honest.replace('"vision.block.0"', '"vision.block.1"')):
+        assert edited != honest
+        path.write_text(edited)
+        with pytest.raises(GateError, match=r"record\.json: got no usable record \(its content_digest is of other"):
+            write_verdict(path, output, tolerances(vision_block=HALF), expected)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("gate", "missing"),
+    [
+        ("native-photo", "connector.tokens.table"),
+        ("native-photo", "vision.features.module"),
+        ("native-second-turn", "extend.logits.turn"),
+        ("native-text", "decode.logits"),
+    ],
+)
+def test_what_a_case_must_show_is_missed_by_name(tmp_path: Path, gate: str, missing: str) -> None:
+    turn = compare("extend.logits.turn", np.zeros(1), np.zeros(1))
+    entries = [entry for entry in [turn, *record()["comparisons"]] if entry["stage"] != missing]
+    path = written(tmp_path, gate=gate, comparisons=entries)
+    with pytest.raises(GateError, match=f"record {gate}: got no comparison of {missing}"):
+        write_verdict(path, tmp_path / "verdict.json", tolerances(), expected)
+
+
 def test_another_environment_fails_the_gate_and_leaves_no_verdict(tmp_path: Path) -> None:
     output = tmp_path / "verdict.json"
     for stated, got in (({"torch": "2.12.0"}, "'2.12.0'"), ({"torch": None}, "None"), ({}, "nothing stated")):
@@ -97,7 +126,7 @@ def test_stages_that_a_reference_does_not_cover_are_not_required_and_others_are(
     def covering(*covers: str) -> dict:
         return {"reference": "mlx", "covers": list(covers)}
 
-    kept = [entry for entry in record()["comparisons"] if entry["stage"].startswith(("input.", "merge."))]
+    kept = [entry for entry in record()["comparisons"] if entry["stage"].startswith(("input.", "vision.", "merge."))]
     for covers, missing in ((("vision", "merge"), None), (("merge", "decode"), "decode.logits")):
         fields = {"gate": "mlx-photo", "comparisons": kept, "reference": covering(*covers)}
         path, output = written(tmp_path, **fields), tmp_path / "verdict.json"
@@ -107,7 +136,7 @@ def test_stages_that_a_reference_does_not_cover_are_not_required_and_others_are(
                 write_verdict(path, output, tolerances(), lambda _, wanted=wanted: wanted)
         else:
             said = write_verdict(path, output, tolerances(), lambda _, wanted=wanted: wanted)
-            assert "3 comparisons of vision, merge only" in said
+            assert "4 comparisons of vision, merge only" in said
             assert json.loads(output.read_text())["covers"] == list(covers)
 
 
@@ -127,7 +156,7 @@ def test_an_informational_record_is_noted_and_never_passes(tmp_path: Path) -> No
 
 def test_an_informational_record_that_agrees_says_so(tmp_path: Path) -> None:
     output = tmp_path / "verdict.json"
-    assert "differs nowhere; 0 of 7" in write_verdict(shipped(tmp_path), output, tolerances(), expected)
+    assert "differs nowhere; 0 of 10" in write_verdict(shipped(tmp_path), output, tolerances(), expected)
     assert json.loads(output.read_text())["first_difference"] is None
 
 

@@ -194,6 +194,38 @@ def test_one_mutation_of_each_field(copy: Path, plan: Plan) -> None:
     open_bundle(copy, fields)
 
 
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=40)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+EDITS: dict[type, st.SearchStrategy[object]] = {
+    bool: st.booleans(),
+    int: NUMBERS,
+    float: NUMBERS,
+    str: WORDS,
+    list: st.lists(NUMBERS | WORDS, max_size=6),
+    type(None): NUMBERS | WORDS,
+}
+"""By the kind of a field's value, what it may be edited to."""
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_edit_of_a_single_field_is_refused_by_its_name(copy: Path, plan: Plan, data: st.DataObject) -> None:
+    honest = (copy / MANIFEST).read_text(encoding="utf-8")
+    fields = plan.compatibility("cpu")
+    field = data.draw(st.sampled_from(sorted(fields)))
+    value = data.draw(EDITS[type(fields[field])].filter(lambda other: other != fields[field]))
+    set_field(copy, field, value)
+    try:
+        refusal = refused(copy, expected=fields)
+    finally:
+        (copy / MANIFEST).write_text(honest, encoding="utf-8")
+    if field in ("target.triple", "target.cpu"):  # told in words: the bundle is for another machine
+        assert field.partition(".")[0] in refusal.where
+    else:
+        assert refusal.where.endswith(f"field {field}")
+        assert (refusal.got, refusal.expected) == (value, fields[field])
+
+
 def test_each_field_left_out(copy: Path, plan: Plan) -> None:
     honest = (copy / MANIFEST).read_text(encoding="utf-8")
     for field in plan.compatibility("cpu"):
