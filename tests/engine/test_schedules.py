@@ -6,7 +6,7 @@ Whatever happens, each request says the beginning of what it says alone, every t
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +24,7 @@ from molmo2_iree.runtime.stopping import Stopping
 from molmo2_iree.runtime.worker import Job, Options, Worker
 
 TOKENS = 12
+KINDS = 7
 
 
 @pytest.fixture(scope="module")
@@ -95,63 +96,69 @@ def told(events: list[Event]) -> tuple[list[int], str, str]:
     return ids, "".join(event.text for event in events), reasons[0] if reasons else ""
 
 
+class Schedule(RuleBasedStateMachine):
+    """Rules over one desk; the test fills in what is shared by all examples."""
+
+    model: ClassVar[Model]
+    requests: ClassVar[list[Request]]
+    alone: ClassVar[list[tuple[list[int], str, str]]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk(self.model)
+        self.asked: list[tuple[int, int, list[Event]]] = []
+
+    @rule(kind=st.integers(0, KINDS - 1))
+    def submit(self, kind: int) -> None:
+        self.asked.append((kind, *self.desk.submit(self.requests[kind])))
+
+    @rule(count=st.integers(1, 15))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.desk.turn()
+
+    @rule()
+    def fail(self) -> None:
+        self.desk.fault = True
+        self.desk.turn()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.desk.worker.cancel(data.draw(st.sampled_from(self.asked))[1])
+
+    @invariant()
+    def each_says_what_it_says_alone(self) -> None:
+        for kind, _, events in self.asked:
+            ids, said, reason = told(events)
+            assert [event.index for event in events if isinstance(event, Token)] == list(range(len(ids)))
+            assert sum(isinstance(event, Finished) for event in events) == bool(reason)
+            assert not reason or isinstance(events[-1], Finished)
+            assert ids == self.alone[kind][0][: len(ids)]
+            if reason in ("stop", "length"):
+                assert (ids, said, reason) == self.alone[kind]
+
+    @invariant()
+    def slots_are_owned_by_jobs(self) -> None:
+        worker = self.desk.worker
+        owners = [slot.owner.number for slot in worker.scheduler.slots if slot.owner is not None]
+        assert len(set(owners)) == len(owners)
+        assert set(owners) <= worker.jobs.keys()
+
+    def teardown(self) -> None:
+        self.desk.fault = False
+        self.desk.finish()
+        self.each_says_what_it_says_alone()
+        assert all(told(events)[2] for _, _, events in self.asked)
+        assert self.desk.worker.scheduler.idle
+
+
 def test_any_schedule(
     model: Model, requests: list[Request], alone: list[tuple[list[int], str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "molmo2_iree.engine")
-
-    class Schedule(RuleBasedStateMachine):
-        def __init__(self) -> None:
-            super().__init__()
-            self.desk = Desk(model)
-            self.asked: list[tuple[int, int, list[Event]]] = []
-
-        @rule(kind=st.integers(0, len(requests) - 1))
-        def submit(self, kind: int) -> None:
-            self.asked.append((kind, *self.desk.submit(requests[kind])))
-
-        @rule(count=st.integers(1, 15))
-        def run(self, count: int) -> None:
-            for _ in range(count):
-                self.desk.turn()
-
-        @rule()
-        def fail(self) -> None:
-            self.desk.fault = True
-            self.desk.turn()
-
-        @precondition(lambda self: self.asked)
-        @rule(data=st.data())
-        def cancel(self, data: st.DataObject) -> None:
-            self.desk.worker.cancel(data.draw(st.sampled_from(self.asked))[1])
-
-        @invariant()
-        def each_says_what_it_says_alone(self) -> None:
-            for kind, _, events in self.asked:
-                ids, said, reason = told(events)
-                assert [event.index for event in events if isinstance(event, Token)] == list(range(len(ids)))
-                assert sum(isinstance(event, Finished) for event in events) == bool(reason)
-                assert not reason or isinstance(events[-1], Finished)
-                assert ids == alone[kind][0][: len(ids)]
-                if reason in ("stop", "length"):
-                    assert (ids, said, reason) == alone[kind]
-
-        @invariant()
-        def slots_are_owned_by_jobs(self) -> None:
-            worker = self.desk.worker
-            owners = [slot.owner.number for slot in worker.scheduler.slots if slot.owner is not None]
-            assert len(set(owners)) == len(owners)
-            assert set(owners) <= worker.jobs.keys()
-
-        def teardown(self) -> None:
-            self.desk.fault = False
-            self.desk.finish()
-            self.each_says_what_it_says_alone()
-            assert all(told(events)[2] for _, _, events in self.asked)
-            assert self.desk.worker.scheduler.idle
-
+    Schedule.model, Schedule.requests, Schedule.alone = model, requests, alone
+    assert len(requests) == KINDS
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        Schedule,
-        settings=settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=checks),
-    )
+    bounds = settings(max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=checks)
+    run_state_machine_as_test(Schedule, settings=bounds)
