@@ -205,6 +205,13 @@ def test_progress_names_each_file_read(hub: StandinHub, capsys: pytest.CaptureFi
     assert [line.split(":")[0] for line in lines] == list(made.files)
 
 
+def test_a_directory_of_the_project_is_named_from_its_root(hub: StandinHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(hub.directory.parent)
+    for given in (hub.directory, Path(hub.directory.name)):
+        made = lock_directory(given, name="mine", mask_policy="bidirectional")
+        assert made.source == DirectorySource(path=hub.directory.name)
+
+
 def test_directory_is_a_source(hub: StandinHub) -> None:
     made = lock_directory(hub.directory, name="mine", mask_policy="bidirectional")
     assert made.source == DirectorySource(path=str(hub.directory.resolve()))

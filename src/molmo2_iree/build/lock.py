@@ -58,9 +58,13 @@ def lock_hub(
 
 
 def lock_directory(directory: Path, *, name: str, mask_policy: MaskPolicy | None, progress: bool = False) -> Lock:
-    """Lock a directory with a checkpoint in the original format; its content gives the revision."""
+    """Lock a directory with a checkpoint in the original format; its content gives the revision.
+
+    One inside the working directory, the project's root, is named from there: such a lock holds in every checkout.
+    """
     policy = _mask_policy(str(directory), None, mask_policy, claimed=_claimed_name(directory))
-    source = DirectorySource(path=str(directory.resolve()))
+    found, here = directory.resolve(), Path.cwd().resolve()
+    source = DirectorySource(path=(found.relative_to(here) if found.is_relative_to(here) else found).as_posix())
     return lock_folder(directory, source, name=name, mask_policy=policy, progress=progress)
 
 
