@@ -14,18 +14,32 @@ from runtime_requests import CAT, pictured
 from molmo2_iree.runtime.model import Model
 
 BUILDING = ("iree-base-compiler", "jax", "jaxlib", "safetensors", "snakemake", "torch", "transformers")
-FOREIGN = ("huggingface_hub", "iree.compiler", "jax", "jaxlib", "safetensors", "snakemake", "torch", "transformers")
+FOREIGN = (
+    "huggingface_hub",
+    "iree.compiler",
+    "jax",
+    "jaxlib",
+    "llguidance",
+    "safetensors",
+    "snakemake",
+    "torch",
+    "transformers",
+)
 OTHER_SIDE = ("molmo2_iree.build", "molmo2_iree.model", "molmo2_iree.parity")
 
 WHOLE_LINE = """
 import json, sys
 from pathlib import Path
 from molmo2_iree.preprocess.prompt import messages_for
+from molmo2_iree.runtime.delivery import answer
+from molmo2_iree.runtime.engine import Engine
 from molmo2_iree.runtime.generate import generate
 from molmo2_iree.runtime.model import load
 model = load(sys.argv[1])
 payload = model.prepare(messages_for("Hi", 1), [Path(sys.argv[2])])
 model.extend(list(generate(model, payload, 3)), len(payload.ids), model.new_cache())
+with Engine(model) as engine:
+    list(answer(engine, engine.request(payload, 3)))
 print(json.dumps(sorted(sys.modules)))
 """
 
@@ -88,5 +102,5 @@ def test_the_whole_line_imports_nothing_else(alone: Alone, bundle_folder: Path) 
 
 
 def test_what_users_run_has_its_help(alone: Alone) -> None:
-    for verb in ("ask", "inspect", "lock", "fetch"):
+    for verb in ("ask", "chat", "inspect", "lock", "fetch"):
         assert f"molmo2 {verb}" in alone.run("molmo2", verb, "--help")

@@ -7,14 +7,15 @@ import time
 
 import pytest
 from engine_requests import Asked, request, until
-from runtime_requests import CAT, pictured, text
+from runtime_requests import CAT, of_length, pictured, text
 
 from molmo2_iree.errors import BusyError
 from molmo2_iree.runtime.delivery import answer, stream
 from molmo2_iree.runtime.engine import Engine, Options
 from molmo2_iree.runtime.events import Event, Finished, Token
 from molmo2_iree.runtime.model import Model
-from molmo2_iree.runtime.scheduler import Work
+from molmo2_iree.runtime.scheduler import Decode, Work
+from molmo2_iree.stages import Program
 
 
 def test_an_iterator_gives_every_event(model: Model) -> None:
@@ -70,7 +71,7 @@ def test_closing_a_stream_cancels(model: Model) -> None:
 
     with Engine(model) as engine:
         asyncio.run(main(engine))
-        assert until(lambda: engine.metrics().counters.finished["cancelled"] == 2, 0.2) < 0.2
+        until(lambda: engine.metrics().counters.finished["cancelled"] == 2)
         assert engine.metrics().rows_owned == 0
 
 
@@ -160,6 +161,27 @@ def test_streams_keep_moving_while_a_picture_is_read(model: Model) -> None:
     units = [k for k, kind in enumerate(kinds) if kind == "Read"]
     assert len(units) == 4
     assert all(kinds[k + 1] == "Decode" for k in units[:-1])
+
+
+def test_a_step_runs_the_program_the_scheduler_names(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Decode`` carries the buckets, and the model picks the same ones from slots and positions."""
+    works: list[Work] = []
+    programs: list[str] = []
+    real = Model.call
+
+    def call(self: Model, program: Program, *rest: object) -> object:
+        programs.append(program.name)
+        return real(self, program, *rest)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Model, "call", call)
+    with Engine(model, before_step=works.append) as engine:
+        long = Asked(engine, request(model, of_length(model, 240), 40))
+        for k in range(3):
+            Asked(engine, request(model, text(model, f"{k}?"), 5 * k + 1)).end()
+        long.end()
+    named = [f"decode-b{work.slots}x{work.context}" for work in works if isinstance(work, Decode)]
+    assert [program for program in programs if program.startswith("decode")] == named
+    assert {"decode-b1x256", "decode-b4x256", "decode-b1x1024"} <= set(named)
 
 
 def test_many_threads_submit_at_once(model: Model) -> None:

@@ -9,7 +9,8 @@ import pytest
 from engine_requests import Asked, request, until
 from runtime_requests import CAT, pictured, text
 
-from molmo2_iree.errors import EngineError
+from molmo2_iree.errors import EngineError, RequestError
+from molmo2_iree.runtime.answer import Answer
 from molmo2_iree.runtime.engine import Engine
 from molmo2_iree.runtime.model import Model
 from molmo2_iree.runtime.scheduler import Decode, Read, Work
@@ -123,6 +124,31 @@ def test_rows_without_numbers_are_failed_steps(model: Model, monkeypatch: pytest
             for _ in range(3):
                 assert Asked(engine, request(model, text(model))).end().reason == "failed"
             assert not engine.ready
+
+
+def test_a_picture_without_numbers_is_not_kept(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = pictured(model, [CAT])
+    with Engine(model) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Model, "connector", lambda *_: np.full((40, 80), np.nan, np.float32))
+            end = Asked(engine, request(model, payload)).end()
+            assert "image tokens of picture 0: got not finite" in str(end.error)
+            assert isinstance(end.error, EngineError)
+        assert len(Asked(engine, request(model, payload, 5)).ids) == 5
+        assert engine.metrics().counters.picture_hits == 0
+
+
+def test_a_request_that_fails_by_itself_touches_no_slot(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RequestError("grammar, a step", got="too complex", expected="less", fix="simplify it")
+
+    monkeypatch.setattr(Answer, "take", broken)
+    monkeypatch.setattr(Steps, "clear", None)
+    with Engine(model) as engine:
+        end = Asked(engine, request(model, text(model))).end()
+        assert (end.reason, type(end.error)) == ("failed", RequestError)
+        assert engine.ready
+        assert engine.metrics().counters.failed_steps == 0
 
 
 def test_what_a_failed_step_left_in_a_slot_is_gone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

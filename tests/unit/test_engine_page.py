@@ -17,6 +17,7 @@ def test_the_examples(bundle_folder: Path) -> None:
     assert names["end"].usage.answer > 0
     assert names["text"].startswith(names["text"].strip("\n"))
     assert names["words"]
+    assert names["ended"].usage.prompt == len(names["ids"])
     assert json.loads(names["constrained"])["animal"] in ("cat", "dog")
 
 

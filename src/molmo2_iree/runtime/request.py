@@ -55,7 +55,7 @@ def make_request(
         instance("grammar", grammar, Grammar)
     prompt = read_prompt(payload)
     check_room(prompt, max_tokens, model.bundle.buckets, model.bundle.cache.context)
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    seed = secrets.randbits(63) if sampling.seed is None else int(sampling.seed)
     return Request(payload, prompt, max_tokens, sampling, seed, stopping, grammar, reuse)
 
 

@@ -21,7 +21,7 @@ MOST_BIASES = 1024
 COLDEST = 1e-5
 """A temperature below it picks the largest logit: dividing by less only overflows."""
 
-_HEADS = (256, 4096)
+_HEADS = (128, 2048, 32_768)
 """Sizes tried when looking for the likeliest ids, so that a large vocabulary is not sorted whole."""
 
 
@@ -157,18 +157,20 @@ def candidates(scores: np.ndarray, top_k: int, top_p: float, min_p: float) -> np
     least = scores.max() + math.log(min_p) if min_p > 0 else -np.inf
     ids = np.flatnonzero((scores >= least) & (scores > -np.inf))
     if 0 < top_k < len(ids):
-        ids = np.sort(ids[likeliest(scores[ids], top_k)])
-    return ids if top_p >= 1 else np.sort(ids[_nucleus(softmax(scores[ids]), top_p)])
+        ids = ids[likeliest(scores[ids], top_k)]
+    if top_p < 1:
+        ids = ids[_nucleus(softmax(scores[ids]), top_p)]
+    return np.sort(ids)
 
 
 def _nucleus(probabilities: np.ndarray, top_p: float) -> np.ndarray:
-    """[0.5, 0.2, 0.3] and 0.7 give places [0, 2]."""
+    """Places of the smallest set: [0.5, 0.2, 0.3] and 0.7 give [0, 2]."""
     for size in (*_HEADS, len(probabilities)):
         head = likeliest(probabilities, size)
         mass = np.cumsum(probabilities[head])
-        if mass[-1] >= top_p or len(head) == len(probabilities):
+        if mass[-1] >= top_p:
             return head[: int(np.searchsorted(mass, top_p)) + 1]
-    raise AssertionError("the last head is everything")
+    return np.arange(len(probabilities))
 
 
 def logprobs_of(logits: np.ndarray, chosen: int, count: int) -> Logprobs:
@@ -200,15 +202,20 @@ class Sampler:
         if self.sampling.temperature < COLDEST:
             chosen = int(np.argmax(scores))
         else:
-            scaled = scores.astype(np.float64) / self.sampling.temperature
-            ids = candidates(scaled, self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
-            chosen = int(ids[_drawn(softmax(scaled[ids]), uniform(self.seed, self._index))])
+            chosen = self._drawn(scores.astype(np.float64) / self.sampling.temperature)
         self._index += 1
         if self._penalties is not None:
             self._seen[chosen] = True
             self._counts[chosen] += 1
         tops = self.sampling.top_logprobs
         return Choice(chosen, None if tops is None else logprobs_of(logits, chosen, tops))
+
+    def _drawn(self, scaled: np.ndarray) -> int:
+        asked, at = self.sampling, uniform(self.seed, self._index)
+        if (asked.top_k, asked.top_p, asked.min_p) == (0, 1, 0):
+            return drawn(softmax(scaled), at)
+        ids = candidates(scaled, asked.top_k, asked.top_p, asked.min_p)
+        return int(ids[drawn(softmax(scaled[ids]), at)])
 
     def _scores(self, logits: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
         if self._plain and allowed is None:
@@ -227,7 +234,8 @@ class Sampler:
         return scores
 
 
-def _drawn(probabilities: np.ndarray, at: float) -> int:
-    """The place whose share of [0, 1) holds ``at``: of [0.5, 0.25, 0.25], 0.6 is in the second share, place 1."""
+def drawn(probabilities: np.ndarray, at: float) -> int:
+    """The place whose share of [0, 1) holds ``at``: of [0.5, 0, 0.25, 0.25], 0.6 is in the third share, place 2."""
     shares = np.cumsum(probabilities)
-    return min(int(np.searchsorted(shares, at * shares[-1], side="right")), len(probabilities) - 1)
+    place = int(np.searchsorted(shares, at * shares[-1], side="right"))
+    return place if place < len(shares) else int(np.flatnonzero(probabilities)[-1])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from molmo2_iree.config import first_that_fits
+from molmo2_iree.errors import EngineError
 from molmo2_iree.preprocess.payload import Image, Payload
 from molmo2_iree.runtime.device import Value, to_host
 from molmo2_iree.runtime.model import Model
@@ -73,6 +74,10 @@ class Steps:
                 return
             features = self._joined(reading, image.crops)
         tokens = self.model.connector(image, features)
+        if not np.isfinite(tokens).all():  # kept, they would fail every later request with this picture
+            raise EngineError(
+                f"image tokens of picture {unit.image}", got="not finite", expected="numbers", fix="snakemake gates"
+            )
         digest = reading.prompt.digests[unit.image]
         reading.tokens[digest] = tokens
         self.pictures.put(digest, tokens)

@@ -160,10 +160,10 @@ class Worker:
         told = EngineError(
             "engine, a step", got=f"{type(error).__name__}: {error}"[:300], expected="logits", fix="send it again"
         )
-        self._fail(jobs, told)
+        self._spoilt(jobs, told)
 
-    def _fail(self, jobs: Iterable[Job], error: MolmoError) -> None:
-        """End jobs that have a slot, and zero what they leave in it."""
+    def _spoilt(self, jobs: Iterable[Job], error: MolmoError) -> None:
+        """End jobs whose step failed, and zero what it may have left in their slots."""
         failed = list(jobs)
         self.steps.clear([self.scheduler.finish(job.sequence, "failed", time.monotonic()) for job in failed])
         for job in failed:
@@ -180,7 +180,7 @@ class Worker:
         self.counters.failed_steps += not whole
         for job, logits in given:
             if job.sequence.number in spoilt:
-                self._fail([job], _not_finite(logits, spoilt[job.sequence.number]))
+                self._spoilt([job], _not_finite(logits, spoilt[job.sequence.number]))
             else:
                 self._speak(job, logits)
 
@@ -200,7 +200,8 @@ class Worker:
             if not isinstance(error, MolmoError):
                 log.exception("no next token for request %d", job.sequence.number)
                 error = EngineError("engine, sampling", got=repr(error)[:300], expected="a token", fix="send it again")
-            self._fail([job], error)
+            self.scheduler.finish(job.sequence, "failed", time.monotonic())
+            self._ended(job, "failed", error)
             return
         if token is not None:
             job.first_token = job.first_token or time.monotonic()

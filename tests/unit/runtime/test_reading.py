@@ -32,7 +32,7 @@ def test_known_and_repeated_pictures_are_not_looked_at() -> None:
     prompt = counted(140, 100, ("a", "b", "a"), (3, 2, 3))
     assert plan(prompt, known=("a", "b")) == [Prefill(128), Extend(128, 140)]
     assert plan(prompt, known=("a",)) == [Look(1, 0, 2, True), Prefill(128), Extend(128, 140)]
-    assert plan(prompt)[:2] == [Look(0, 0, 3, True), Look(1, 0, 2, True)]
+    assert plan(prompt)[:3] == [Look(0, 0, 3, True), Look(1, 0, 2, True), Prefill(128)]
 
 
 def test_a_kept_prefix_is_not_read() -> None:

@@ -17,6 +17,7 @@ from molmo2_iree.runtime.sampling import (
     Sampling,
     candidates,
     check_sampling,
+    drawn,
     first_not_finite,
     likeliest,
     logprobs_of,
@@ -67,6 +68,12 @@ def test_candidates() -> None:
     assert candidates(half, 0, 1.0, 0.5).tolist() == [0, 2]
     assert candidates(half, 0, 1e-9, 0.0).tolist() == [0]
     assert candidates(np.array([-np.inf, 0.0]), 0, 1.0, 0.0).tolist() == [1]
+
+
+def test_drawn() -> None:
+    shares = np.array([0.5, 0.0, 0.25, 0.25, 0.0])
+    assert [drawn(shares, at) for at in (0.0, 0.49, 0.5, 0.6, 0.74, 0.75, 0.999)] == [0, 0, 2, 2, 2, 3, 3]
+    assert drawn(shares, 1.0) == 3
 
 
 def test_logprobs() -> None:
