@@ -82,7 +82,8 @@ class Constraint:
         return self._mask.result()
 
     def take(self, token: int) -> None:
-        """Go on by an id that was allowed; the next mask gets under way."""
+        """Go on by an id that was allowed; the next mask gets under way. Waits for the present one, if it must."""
+        self._mask.exception()  # a matcher that computes cannot go on
         if not self._matcher.consume_token(token):
             raise _refused("a step", self._matcher.get_error())
         self.ended = self._matcher.is_stopped()
