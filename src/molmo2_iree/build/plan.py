@@ -19,7 +19,7 @@ from molmo2_iree.build.sources import (
 )
 from molmo2_iree.config import Config, Target, Tolerance
 from molmo2_iree.errors import BuildError, ConfigError
-from molmo2_iree.identity import digest, flatten, source_digest
+from molmo2_iree.identity import digest, file_sha256, flatten, source_digest
 from molmo2_iree.lock import Lock, read_lock
 from molmo2_iree.stages import STAGE_ABI, Program, programs, tap_programs
 
@@ -199,6 +199,7 @@ class Plan:
             "storage": self.config.weights.storage,
             "greedy_tokens": self.config.gates.greedy_tokens,
             "references": {name: pins.model_dump(mode="json") for name, pins in self.config.references.items()},
+            "drawings": {path.name: file_sha256(path) for path in sorted(Path("examples").glob("*.png"))},
             "source": source_digest(REFERENCE_SOURCE),
         }
         return Path(ARTIFACTS / "references" / digest(fields, 12))

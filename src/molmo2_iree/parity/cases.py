@@ -1,4 +1,4 @@
-"""What the gates ask: named conversations about real photographs, none of them of one colour."""
+"""What the gates ask: named conversations about photographs and drawings, none of them of one colour."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,9 @@ from PIL import Image
 
 from molmo2_iree.errors import GateError
 
+EXAMPLES = Path("examples")
+"""Of the project, whose root is the working directory."""
+
 DIGITS = str(3**2000)
 """955 digits without a pattern."""
 
@@ -19,7 +22,7 @@ DIGITS_FOLLOW = "Read these digits: "
 
 @dataclass(frozen=True)
 class Picture:
-    """A photograph of the scikit-image wheel: as it is, or scaled to the very size that a tiling of crops covers."""
+    """A photograph or drawing, see :func:`photograph`: as it is, or scaled to the size a tiling of crops covers."""
 
     photograph: str
     tiling: tuple[int, int] | None = None
@@ -70,6 +73,7 @@ class Case:
 
 
 COFFEE, CAT, ROCKET, FACE = "coffee.png", "chelsea.png", "rocket.jpg", "astronaut.png"
+SHAPES, MORE_SHAPES = "examples/shapes.png", "examples/more-shapes.png"
 TILINGS = ((1, 1), (1, 2), (1, 3), (1, 4), (4, 1), (2, 3), (2, 4), (8, 1))
 """With crops [3, 5, 9]: 2 crops leave a place empty, 3 fill a bucket, 4 are one over, 5 fill, 7 leave two, 9 fill."""
 
@@ -87,6 +91,9 @@ CASES = {
             slot=2,
             followup=("A cup of coffee and a spoon.", "Which of the two is made of metal, and what is left of it?"),
         ),
+        Case("drawing", "Point to the red circle.", (Picture(SHAPES),), slot=1),
+        Case("two-drawings", "Which picture shows a star?", (Picture(SHAPES), Picture(MORE_SHAPES)), slot=2),
+        Case("drawings-swapped", "Which picture shows a star?", (Picture(MORE_SHAPES), Picture(SHAPES)), slot=2),
         Case("full-tokens", DIGITS_FOLLOW, (), slot=0, fills=128),
         Case("over-tokens", DIGITS_FOLLOW, (), slot=3, fills=129),
         Case("longest", DIGITS_FOLLOW, (Picture(COFFEE),), slot=1, fills=768),
@@ -110,8 +117,11 @@ def case_named(name: str) -> Case:
 
 
 def photograph(name: str) -> Path:
-    """The file of a photograph in the installed scikit-image."""
+    """The file of a photograph in the installed scikit-image, or of a drawing in the project's ``examples``."""
     try:
+        path = Path(name)
+        if path.parent == EXAMPLES and path.is_file():
+            return path
         path = Path(str(files("skimage") / "data" / name))
     except ModuleNotFoundError as error:
         raise GateError(
