@@ -8,7 +8,9 @@ EXTRAS := build,gates,dev
 .PHONY: demo test env build families lint unit clean
 
 demo: build
-	$(BIN)/molmo2 ask --image examples/cat.jpg "What is in the picture?" --timings
+	$(BIN)/molmo2 ask --image examples/shapes.png "How many objects are there?"
+	$(BIN)/molmo2 ask --image examples/shapes.png "What colour is the star?"
+	$(BIN)/molmo2 ask --image examples/shapes.png "Point to the red circle." --draw artifacts/pointed.png
 
 test: build families lint unit
 
@@ -24,6 +26,7 @@ build: env
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake all
 
 families: env
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake gates --configfile config/family-qwen.yaml
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake gates --configfile config/family-olmo.yaml
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake gates --configfile config/family-causal.yaml
 
@@ -35,7 +38,7 @@ lint: env
 	$(BIN)/snakefmt --check Snakefile rules
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake --lint
 
-unit: build
+unit: build families
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest --numprocesses 2
 
 clean:

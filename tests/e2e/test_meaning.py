@@ -1,4 +1,7 @@
-"""The default checkpoint understands its pictures: change what is drawn, and the answer of ``molmo2 ask`` changes."""
+"""The default checkpoint understands its pictures: change what is drawn, and the answer of ``molmo2 ask`` changes.
+
+Things stand on the grid of four columns and rows that the checkpoint was trained on.
+"""
 
 from pathlib import Path
 
@@ -6,12 +9,12 @@ import numpy as np
 import pytest
 from asking import answered
 from PIL import Image
+
+from molmo2_iree.runtime.points import parse_points
 from training.drawing import COLOURS
 from training.world import Scene, Thing, draw_scene
 
-from molmo2_iree.runtime.points import parse_points
-
-LEFT, RIGHT = (0.28, 0.5), (0.72, 0.5)
+LEFT, RIGHT = (0.125, 0.375), (0.875, 0.625)
 
 
 def drawn(path: Path, *things: Thing, height: int = 132, width: int = 180, turned: bool = False) -> Path:
@@ -21,7 +24,7 @@ def drawn(path: Path, *things: Thing, height: int = 132, width: int = 180, turne
     return path
 
 
-def one(colour: str, kind: str, x: float = 0.5, y: float = 0.5, radius: float = 0.25) -> Thing:
+def one(colour: str, kind: str, x: float = 0.375, y: float = 0.375, radius: float = 0.25) -> Thing:
     return Thing(kind, colour, x, y, radius)
 
 
@@ -52,14 +55,14 @@ def test_left_and_right_change_when_the_drawing_is_turned_round(tmp_path: Path) 
 
 
 def test_counting(tmp_path: Path) -> None:
-    places = [(0.2, 0.25), (0.5, 0.7), (0.8, 0.3)]
+    places = [(0.125, 0.375), (0.375, 0.875), (0.875, 0.625)]
     things = [one("green", "square", x, y, 0.16) for x, y in places]
     for count in (1, 2, 3):
         wanted = "There is 1 object.\n" if count == 1 else f"There are {count} objects.\n"
         assert answered("--image", drawn(tmp_path / "a.png", *things[:count]), "How many objects are there?") == wanted
 
 
-@pytest.mark.parametrize(("x", "y"), [(0.25, 0.3), (0.75, 0.3), (0.5, 0.7)])
+@pytest.mark.parametrize(("x", "y"), [(0.125, 0.375), (0.875, 0.125), (0.625, 0.875)])
 def test_pointing_follows_the_thing(x: float, y: float, tmp_path: Path) -> None:
     picture = drawn(tmp_path / "a.png", one("yellow", "triangle", x, y, 0.18), one("blue", "cross", 1 - x, 1 - y, 0.18))
     (point,) = parse_points(answered("--image", picture, "Point to the yellow triangle."))
