@@ -8,9 +8,7 @@ EXTRAS := build,gates,dev
 .PHONY: demo test env build families lint unit clean
 
 demo: build
-	$(BIN)/molmo2 ask --image examples/shapes.png "How many objects are there?"
-	$(BIN)/molmo2 ask --image examples/shapes.png "What colour is the star?"
-	$(BIN)/molmo2 ask --image examples/shapes.png "Point to the red circle." --draw artifacts/pointed.png
+	$(BIN)/molmo2 ask --image examples/cat.jpg "What is in the picture?" --timings
 
 test: build families lint unit
 

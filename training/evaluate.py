@@ -65,9 +65,9 @@ def write(folder: Path, seed: int, per_kind: int) -> Path:
             names = [f"{kind}-{number:04}-{k + 1}.png" for k in range(len(scenes))]
             for name, scene in zip(names, scenes, strict=True):
                 Image.fromarray(draw_scene(scene)).save(folder / name)
-            data = {"images": names, "question": ask.question, "kind": kind, "answer": ask.answer}
+            data = {"images": names, "question": ask.question, "kind": kind, "answer": ask.answer, "reach": ask.reach}
             if ask.point is not None:
-                data |= {"points": [list(ask.point)], "reach": ask.reach}
+                data["points"] = [list(ask.point)]
             lines.append(json.dumps(data))
     path = folder / "requests.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -82,7 +82,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def as_ask(request: dict[str, Any]) -> Ask:
     """The question that a line of ``requests.jsonl`` stands for."""
     point = tuple(request["points"][0]) if "points" in request else None
-    return Ask(request["kind"], request["question"], request["answer"], point, request.get("reach", 1.0))
+    return Ask(request["kind"], request["question"], request["answer"], point, request["reach"])
 
 
 def tally(requests: Sequence[dict[str, Any]], answers: Sequence[str]) -> dict[str, tuple[int, int]]:

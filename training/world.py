@@ -16,8 +16,8 @@ APART = 0.22
 
 GRID = 4
 JITTER = 0.02
-"""Things stand near the middles of a grid of so many columns and rows, at most so far away in parts of the picture;
-large ones only where they lie inside."""
+"""Things stand near the middles of a grid of so many columns and rows, at most so far away in parts of the picture,
+and moved inside where they would be cut off."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ def _place(
 
 def _near(generator: np.random.Generator, least: float) -> float:
     """A place near the middle of a column or row, at least ``least`` from both sides."""
-    middles = [(cell + 0.5) / GRID for cell in range(GRID)]
-    fitting = [middle for middle in middles if least <= min(middle, 1 - middle) - JITTER]
-    return fitting[generator.integers(len(fitting))] + generator.uniform(-JITTER, JITTER)
+    middle = (generator.integers(GRID) + 0.5) / GRID
+    return min(max(middle + generator.uniform(-JITTER, JITTER), least), 1 - least)
 
 
 def _apart(one: Thing, other: Thing, height: int, width: int) -> bool:
