@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--misses", action="store_true", help="list the wrong answers")
     options = parser.parse_args()
     path = write(options.write, options.seed, options.per_kind) if options.write else options.requests
-    if path is None:
+    if not isinstance(path, Path):
         parser.error("give --write FOLDER or --requests FILE")
     if options.answers is None and options.native is None:
         print(path)

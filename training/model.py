@@ -105,7 +105,7 @@ class Heads(nn.Module):
 
 
 @contextmanager
-def features_of(model: Molmo2ForConditionalGeneration) -> Iterator[list[torch.Tensor]]:
+def features_of(model: Any) -> Iterator[list[torch.Tensor]]:
     """Collects what the connector takes while the model runs: joined states [crops, N, features]."""
     seen: list[torch.Tensor] = []
     hook = model.model.multi_modal_projector.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -126,7 +126,7 @@ def patch_losses(heads: Heads, features: torch.Tensor, wanted: Mapping[str, np.n
     }
 
 
-def image_tokens(model: Molmo2ForConditionalGeneration, pictures: Pictures) -> torch.Tensor:
+def image_tokens(model: Any, pictures: Pictures) -> torch.Tensor:
     """[G, d]: the connector's rows for every group of the batch."""
     return torch.cat(model.model.get_image_features(**picture_arguments(pictures)).pooler_output)
 
@@ -141,7 +141,7 @@ def picture_arguments(pictures: Pictures) -> dict[str, torch.Tensor]:
     }
 
 
-def answer_loss(model: Molmo2ForConditionalGeneration, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+def answer_loss(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weighted mean loss of the answers' tokens, and the image tokens [G, d] on the way."""
     encoded = None
     if batch.pictures is not None:

@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 
 
 def _pick(generator: np.random.Generator, items: Sequence[Item]) -> Item:
-    return items[generator.integers(len(items))]
+    return items[int(generator.integers(len(items)))]
 
 
 def _only(scene: Scene, **wanted: str) -> Thing | None:

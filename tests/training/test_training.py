@@ -62,11 +62,10 @@ def test_the_export_is_read_by_everything(trained: tuple[Run, Path], tmp_path: P
 
 
 def test_training_is_the_same_twice(tmp_path: Path) -> None:
-    seen = []
-    for _ in range(2):
-        run = new_run(TINY, seed=2)
-        batch = make_talks(TINY, (2, 0), 4)
-        seen.append([one_step(run, STAGES[-1], batch)["answers"] for _ in range(2)])
+    runs = [new_run(TINY, seed=2) for _ in range(2)]
+    batch = make_talks(TINY, (2, 0), 4)
+    seen = [[one_step(run, STAGES[-1], batch)["answers"] for _ in range(2)] for run in runs]
+    run = runs[-1]
     assert seen[0] == seen[1]
     save(run, tmp_path / "state.pt")
     again = restore(tmp_path / "state.pt", TINY)
