@@ -127,16 +127,16 @@ def main() -> int:
     path = write(options.write, options.seed, options.per_kind) if options.write else options.requests
     if not isinstance(path, Path):
         parser.error("give --write FOLDER or --requests FILE")
-    if options.answers is None and options.native is None:
-        print(path)
-        return 0
     requests = read(path)
     if options.native is not None:
         from training.native import answer_all
 
         answers = answer_all(options.native, requests, path.parent)
-    else:
+    elif options.answers is not None:
         answers = [line["answer"] for line in read(options.answers)]
+    else:
+        print(path)
+        return 0
     counts = tally(requests, answers)
     Console().print(table(counts))
     if options.misses:
