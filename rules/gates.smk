@@ -15,9 +15,8 @@ for reference in WORKFLOW.references:
         params:
             config=WORKFLOW.config,
             reference=reference,
-            folder=WORKFLOW.references_folder,
         shell:
-            "molmo2 reference {params.reference} --config {params.config} --output {params.folder} 2> {log}"
+            "molmo2 reference {params.reference} --config {params.config} --output $(dirname {output[0]}) 2> {log}"
 
 
 for target in WORKFLOW.gated_targets:
