@@ -15,8 +15,9 @@ for reference in WORKFLOW.references:
         params:
             config=WORKFLOW.config,
             reference=reference,
+            folder=lambda wildcards, output: output[0].rpartition("/")[0],
         shell:
-            "molmo2 reference {params.reference} --config {params.config} --output $(dirname {output[0]}) 2> {log}"
+            "molmo2 reference {params.reference} --config {params.config} --output {params.folder} 2> {log}"
 
 
 for target in WORKFLOW.gated_targets:
