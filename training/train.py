@@ -23,12 +23,10 @@ from training.shape import VARIANT
 class Stage:
     """So many steps with so many rows each; the rate rises over ``rise`` steps, then falls as a cosine to ``last``.
 
-    ``dense`` weighs the losses of the image tokens, ``patches`` those of the patches; a stage of ``pictures`` has no
-    other.
+    ``dense`` weighs the losses of the image tokens, ``patches`` those of the patches; ``views`` has no other.
     """
 
-    name: str
-    batches: Literal["views", "talks", "last"]
+    name: Literal["views", "talks", "last"]
     steps: int
     rows: int
     rate: float
@@ -43,9 +41,9 @@ class Stage:
 
 
 STAGES = (
-    Stage("views", "views", steps=1200, rows=64, rate=1.2e-3, last=1.2e-3, rise=60, dense=1.0, patches=1.0),
-    Stage("talks", "talks", steps=2200, rows=16, rate=1e-3, last=1e-3, rise=150, dense=0.3, patches=0.3),
-    Stage("last", "last", steps=1500, rows=16, rate=1e-3, last=2e-5, rise=20, dense=0.2, patches=0.1),
+    Stage("views", steps=1200, rows=64, rate=1.2e-3, last=1.2e-3, rise=60, dense=1.0, patches=1.0),
+    Stage("talks", steps=2200, rows=16, rate=1e-3, last=1e-3, rise=150, dense=0.3, patches=0.3),
+    Stage("last", steps=1500, rows=16, rate=1e-3, last=2e-5, rise=20, dense=0.2, patches=0.1),
 )
 
 
@@ -146,7 +144,7 @@ def train(
     began, before, stages = time.monotonic(), run.seconds, list(stages)
     while run.stage < len(stages):
         stage, steps = stages[run.stage], range(run.step, stages[run.stage].steps)
-        make: Any = MAKERS[stage.batches]
+        make: Any = MAKERS[stage.name]
         with feed(make, variant, (seed, run.stage), steps, stage.rows) as batches, _bar() as bar:
             task = bar.add_task(stage.name, total=stage.steps, completed=run.step, loss="")
             means: dict[str, float] = {}

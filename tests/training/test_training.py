@@ -62,10 +62,9 @@ def test_the_export_is_read_by_everything(trained: tuple[Run, Path], tmp_path: P
 
 
 def test_training_is_the_same_twice(tmp_path: Path) -> None:
-    runs = [new_run(TINY, seed=2) for _ in range(2)]
-    batch = make_talks(TINY, (2, 0), 4)
-    seen = [[one_step(run, STAGES[-1], batch)["answers"] for _ in range(2)] for run in runs]
-    run = runs[-1]
+    runs = [(new_run(TINY, seed=2), make_talks(TINY, (2, 0), 4)) for _ in range(2)]
+    seen = [[one_step(run, STAGES[-1], batch)["answers"] for _ in range(2)] for run, batch in runs]
+    run, batch = runs[-1]
     assert seen[0] == seen[1]
     save(run, tmp_path / "state.pt")
     again = restore(tmp_path / "state.pt", TINY)
