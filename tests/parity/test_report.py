@@ -56,8 +56,8 @@ def strict(plan: Plan, stage: str) -> Plan:
 
 def test_a_failure_is_on_the_page_in_the_file_and_in_three_lines(plan: Plan, tmp_path: Path) -> None:
     report = write_report(strict(plan, "vision.block"), "cpu", tmp_path)
-    assert {gate.state for gate in report.deciding} == {"passed", "failed"}, "the text case has no picture"
-    assert {gate.case for gate in report.deciding if not gate.bad} == {"text"}
+    assert {gate.state for gate in report.deciding} == {"passed", "failed"}, "the cases of text have no picture"
+    assert {gate.case for gate in report.deciding if not gate.bad} == {"text", "full-tokens", "over-tokens"}
     lines = (tmp_path / DIVERGENCE).read_text().splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("gate specification-photo on cpu: first divergent stage vision.block.0, ")
